@@ -120,7 +120,7 @@ def parts_of_stacks(
         for name, shape in stack.shapes.items():
             paths = tuple((*tables, table, name) for table in stack.tables)
             parts[*stacks, stack.name, name] = Parts(shape, paths, rows)
-    if collection.stack and collection.sharing:
+    if collection.sharing:
         counts = tuple((*tables, table, "step") for table in collection.sharing)
         parts[*steps, "step"] = entries_of(counts)
     return parts

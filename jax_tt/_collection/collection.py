@@ -42,12 +42,12 @@ from jax_tt._collection.statistics import (
     read_totals,
 )
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
-from jax_tt._lookup.shared import FLAGS, Shared, init_flags, is_shared
+from jax_tt._lookup.shared import SHARED, Shared, init_shared, is_shared
 from jax_tt._table import checkpoint
 from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import DEFAULT_BOUNDS, check_static
-from jax_tt._table.parts_of_arrays import taken
+from jax_tt._table.parts_of_arrays import StackRows, taken
 from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
 
@@ -62,9 +62,9 @@ States = Mapping[str, Mapping[str, Any]]
 class Collection:
     """Tables of any kinds and sizes, and the features that are looked up in them in one call.
 
-    It holds no arrays and can be a static argument of ``jit``. Its arrays are a dict of the states of the tables by
-    name, as `init` returns them. The tables with an optimizer share one sentinel and one flag `used`, which are in
-    ``state["updates"]``; tables with a row cache keep theirs.
+    It holds no arrays and can be a static argument of ``jit``. Its arrays are a dict of arrays by table or stack and
+    name, as `init` returns them. The tables with an optimizer share one sentinel, one flag ``used`` and one array of
+    step counts, which are in ``state["updates"]``; tables with a row cache keep theirs.
 
     Attributes:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
@@ -72,9 +72,10 @@ class Collection:
         features: `Feature` by name. Features that share a table are looked up in it together, as one batch.
         stack: whether dense tables with the same width, types and class of optimizer share their arrays, one after
             another along the first axis: a program then has the arrays of a few tables, and costs less to call and to
-            compile. ``stacks`` names the tables of each. The state has the arrays of a stack under its name, and the
-            steps of all tables in one array; `of` returns the arrays of a table. What is computed is the same. The
-            tables share in the order of their names, so that a state fits whatever order they are given in.
+            compile. ``stacks`` names the tables of each. The state has the arrays of a stack under its name; `of`
+            returns the arrays of a table. What is computed is the same. The tables share in the order of their names,
+            so that a state fits whatever order they are given in, and the name of a stack depends on the names and
+            sizes of its tables, so that no state of others does.
 
     Raises:
         TypeError, ValueError: a feature has an unknown table, or a table has no feature.
@@ -105,9 +106,10 @@ class Collection:
 
     >>> tables = {name: jax_tt.dense_table(rows, 16, optimizer=rule) for name, rows in [("user", 1000), ("ad", 50)]}
     >>> features = {name: jax_tt.Feature(name) for name in tables}
-    >>> collection = jax_tt.Collection(tables, features, stack=True)
+    >>> collection = jax_tt.Collection(tables, features)
     >>> state = collection.init(jax.random.key(0))
-    >>> jax.tree.map(jnp.shape, state["dense_16"])
+    >>> [name] = collection.stacks
+    >>> jax.tree.map(jnp.shape, state[name])
     {'embedding': (1050, 16), 'slot_sum_0': (1050,)}
     >>> collection.of(state, "ad")["embedding"].shape
     (50, 16)
@@ -115,7 +117,7 @@ class Collection:
 
     tables: Mapping[str, Table]
     features: Mapping[str, Feature]
-    stack: bool = False
+    stack: bool = True
 
     def __post_init__(self) -> None:
         tables = _checked("tables", self.tables, Table, "jax_tt.dense_table(1000, 16)")
@@ -134,7 +136,7 @@ class Collection:
         for name, table in tables.items():
             if table.update is not None:
                 check_static(f"tables[{name!r}]: optimizer", table.update.optimizer)
-        for name in (UPDATES, STATISTICS, *FLAGS):
+        for name in (UPDATES, STATISTICS, *SHARED):
             if name in tables:
                 got = f"the name {name!r}, which is reserved for arrays that all tables share"
                 raise mismatch("tables", got, "another name")
@@ -165,7 +167,7 @@ class Collection:
         return self._with_shared(of_tables)
 
     def _with_shared(self, of_tables: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        return of_tables | ({UPDATES: (0, _SCALAR * len(FLAGS))} if self.sharing else {})
+        return of_tables | ({UPDATES: (0, _SCALAR * (len(SHARED) - 1))} if self.sharing else {})
 
     def sizes(self, state: States) -> dict[str, tuple[int, int]]:
         """Bytes of every table in a state and of its optimizer state, and of the scalars that tables share.
@@ -177,7 +179,7 @@ class Collection:
         """
         states = self.rows_by_table(state)
         of_tables = {name: sizes(table.spec, states[name]) for name, table in self.tables.items()}
-        for name in self.sharing if self.stack else ():
+        for name in self.sharing:
             rows, steps = of_tables[name]
             of_tables[name] = rows, steps + _SCALAR
         return self._with_shared(of_tables)
@@ -203,43 +205,47 @@ class Collection:
         Raises:
             TypeError, ValueError: ``state`` lacks an array, or there is no such table.
         """
-        self.check(state)
         expect_names("table", "table", [table], self.tables)
-        stack = self.stack_of.get(table)
-        own = dict(state[table]) if stack is None else taken(stack.rows(state[stack.name], table))
-        if self.stack and table in self.sharing:
-            own["step"] = state[UPDATES]["step"][..., self.sharing.index(table)]
-        return own
+        return taken(self.apart(state)[table])
 
-    def rows_by_table(self, state: States, steps: bool = False) -> dict[str, dict[str, Any]]:
-        """The arrays of every table by name, with `StackRows` in place of those in stacks.
-
-        With ``steps``, the tables that share scalars have the count of their steps also where it is in one array.
-        """
+    def rows_by_table(self, state: States) -> dict[str, dict[str, Any]]:
+        """The arrays of every table by name, with `StackRows` in place of those in stacks."""
         self.check(state)
-        states = {
-            name: dict(self.stack_of[name].rows(state[self.stack_of[name].name], name))
-            if name in self.stack_of
-            else dict(state[name])
-            for name in self.tables
-        }
-        if self.stack and steps:
-            for k, name in enumerate(self.sharing):
-                states[name]["step"] = state[UPDATES]["step"][..., k]
-        return states
+        return {name: self.rows_of(state, name) for name in self.tables}
 
-    def from_tables(self, states: States, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The state from the arrays of every table; ``flags`` are what tables with an optimizer share."""
-        state: dict[str, Any] = {n: s.joined(states) for n, s in self.stacks.items()}
-        state |= {name: dict(states[name]) for name in self.alone}
-        if not self.sharing:
-            return state
-        updates = dict(init_flags() if flags is None else flags)
-        if self.stack:
-            updates["step"] = jnp.stack([states[name]["step"] for name in self.sharing], -1)
-            for name in self.sharing:
-                state.get(name, {}).pop("step", None)
-        return state | {UPDATES: updates}
+    def rows_of(self, state: States, table: str) -> dict[str, Any]:
+        """The arrays of one table, as `rows_by_table` has them."""
+        stack = self.stack_of.get(table)
+        if stack is None:
+            return dict(state[table])
+        arrays, place = state[stack.name], stack.places[table]
+        if any(arrays[name].shape[0] != stack.num_rows for name in stack.arrays):
+            stack.check("state", arrays)
+        return {name: StackRows(arrays[name], (stack.name, name), *place) for name in stack.arrays}
+
+    def from_tables(self, states: States, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """The inverse of `rows_by_table`; ``shared`` is what the tables with an optimizer share, if there are any."""
+        state: dict[str, Any] = {name: own.joined(states) for name, own in self.stacks.items()}
+        state |= {name: taken(dict(states[name])) for name in self.alone}
+        return state | ({UPDATES: dict(shared)} if self.sharing else {})
+
+    def apart(self, state: States) -> dict[str, dict[str, Any]]:
+        """`rows_by_table` with the step count of each table among its arrays, and the rest of a state beside them."""
+        apart: dict[str, dict[str, Any]] = self.rows_by_table(state)
+        apart |= {name: dict(state[name]) for name in (UPDATES, STATISTICS) if name in state}
+        if self.sharing:
+            steps = apart[UPDATES].pop("step")
+            for k, name in enumerate(self.sharing):
+                apart[name]["step"] = steps[..., k]
+        return apart
+
+    def together(self, apart: States) -> dict[str, dict[str, Any]]:
+        """The inverse of `apart`."""
+        shared = dict(apart.get(UPDATES, {}))
+        if self.sharing:
+            shared["step"] = jnp.stack([apart[name]["step"] for name in self.sharing], -1)
+        counted = {name: dict(apart[name]) for name in apart if name == STATISTICS}
+        return self.from_tables(self._without_scalars(apart), shared) | counted
 
     def host_batch(
         self,
@@ -288,10 +294,8 @@ class Collection:
 
     def init(self, key: jax.Array) -> dict[str, dict[str, Any]]:
         """Initial arrays by table and name, with a key of its own for every table."""
-        state = initial_states(self.tables, jax.random.split(key, len(self.tables)))
-        for name in self.sharing:
-            state[name]["step"] = jnp.zeros((), jnp.float32)
-        return self.from_tables(state)
+        states = initial_states(self.tables, jax.random.split(key, len(self.tables)))
+        return self.from_tables(states, init_shared(len(self.sharing)))
 
     def trained(self, state: States) -> dict[str, dict[str, Any]]:
         """The arrays that a loss is differentiated with respect to.
@@ -353,7 +357,7 @@ class Collection:
         ...     return jax_tt.lookup_features(collection, arrays, batch)[0]["ad"].sum()
         >>> gradients = jax.grad(loss)(collection.trained(state), {"ad": jax.numpy.array([[1, 2]])})
         >>> state, others = collection.overwritten(state, gradients)
-        >>> float(state["ad"]["step"]), others
+        >>> float(collection.of(state, "ad")["step"]), others
         (1.0, {})
         """
         fused = [name for name in self._trained_names if self._is_fused(name)]
@@ -405,11 +409,12 @@ class Collection:
         >>> sorted(states["ad"]), sorted(collection.joined(states))
         (['embedding', 'sentinel', 'step', 'used'], ['ad', 'updates'])
         """
-        by_table, states = taken(self.rows_by_table(state, steps=True)), {}
-        for name, own in self._without_scalars(by_table).items():
-            states[name] = checkpoint.by_row(self.tables[name], own)
-            if name in self.sharing:
-                states[name] |= {**state[UPDATES], "step": by_table[name]["step"]}
+        states = {
+            name: checkpoint.by_row(self.tables[name], own)
+            for name, own in taken(self.rows_by_table(state)).items()
+        }
+        for k, name in enumerate(self.sharing):
+            states[name] |= {**state[UPDATES], "step": state[UPDATES]["step"][..., k]}
         return states
 
     def joined(self, states: States) -> dict[str, dict[str, Any]]:
@@ -425,17 +430,16 @@ class Collection:
             for scalar, values in scalars.items():
                 value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
                 values[name] = jnp.asarray(value, jnp.float32)
-        state = {}
-        for name, own in self._without_scalars(states).items():
-            state[name] = checkpoint.of_rows(self.tables[name], own)
-            if name in self.sharing:
-                state[name]["step"] = scalars["step"][name]
-        if not self.sharing:
-            return self.from_tables(state)
-        sentinels = jnp.stack(list(scalars["sentinel"].values()))
-        # The worst, so that a table that has been destroyed is still noticed.
-        worst = sentinels[jnp.argmax(jnp.abs(sentinels - 1))]
-        return self.from_tables(state, {**init_flags(), "sentinel": worst})
+        rows = {
+            name: checkpoint.of_rows(self.tables[name], own)
+            for name, own in self._without_scalars(states).items()
+        }
+        shared = init_shared(len(self.sharing))
+        if self.sharing:
+            shared["step"], sentinels = (jnp.stack(list(own.values())) for own in scalars.values())
+            # The worst, so that a table that has been destroyed is still noticed.
+            shared["sentinel"] = sentinels[jnp.argmax(jnp.abs(sentinels - 1))]
+        return self.from_tables(rows, shared)
 
     def frozen(self, state: States) -> tuple[Collection, dict[str, dict[str, Any]]]:
         """The read-only collection with the same rows, e.g. for serving, and its state without optimizer state.
@@ -459,7 +463,7 @@ class Collection:
                 table = self.separated_tables[name]
                 tables[name], states[name] = freeze(table, checkpoint.of_rows(table, own))
         frozen = dataclasses.replace(self, tables=tables)
-        return frozen, frozen.from_tables(states)
+        return frozen, frozen.from_tables(states, {})
 
     def with_tables(
         self, state: States, tables: Mapping[str, tuple[Table, Mapping[str, Any]]]
@@ -487,10 +491,13 @@ class Collection:
         check_replacements(self.tables, tables)
         replaced = {name: table for name, (table, _) in tables.items()}
         after = dataclasses.replace(self, tables={**self.tables, **replaced})
-        by_table = taken(self.rows_by_table(state, steps=True))
-        by_table |= {name: dict(own) for name, (_, own) in tables.items()}
+        by_table = self.rows_by_table(state) | {name: own for name, (_, own) in tables.items()}
+        shared = dict(state.get(UPDATES, {}))
+        if after.sharing != self.sharing:
+            kept = [self.sharing.index(name) for name in after.sharing]
+            shared["step"] = shared["step"][..., np.array(kept, int)]
         counted = {name: dict(state[name]) for name in state if name == STATISTICS}
-        return after, after.from_tables(by_table, state.get(UPDATES)) | counted
+        return after, after.from_tables(by_table, shared) | counted
 
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
         """``state`` with statistics that start at 0; training calls of `lookup_features` add to them from then on.
@@ -548,7 +555,7 @@ class Collection:
         for name, stack in self.stacks.items():
             stack.check(argument, state[name])
         if self.sharing:
-            check_shared(argument, state, self.sharing, self.stack)
+            check_shared(argument, state, self.sharing)
         check_statistics(argument, state, self.tables)
 
     @functools.cached_property
@@ -556,17 +563,14 @@ class Collection:
         """The tables with an optimizer that share the scalars in ``state["updates"]``, in the order of their steps."""
         names = [name for name, table in self.tables.items() if is_shared(table)]
         # Of tables in another order, the array of the steps would have the same shape.
-        return tuple(sorted(names) if self.stack else names)
+        return tuple(sorted(names))
 
     @functools.cached_property
     def _trained_names(self) -> dict[str, tuple[str, ...]]:
         """The arrays that a loss is differentiated with respect to, by table, and the shared scalars."""
         names = {name: stack.trained_names for name, stack in self.stacks.items()}
         names |= {name: table.spec.trained_names for name, table in self.alone.items()}
-        if not self.stack:
-            names |= {name: (*names[name], "step") for name in self.sharing}
-        shared = ("step", *FLAGS) if self.stack else FLAGS
-        return names | ({UPDATES: shared} if self.sharing else {})
+        return names | ({UPDATES: SHARED} if self.sharing else {})
 
     def _is_fused(self, name: str) -> bool:
         if name in self.stacks:
@@ -574,13 +578,12 @@ class Collection:
         return name == UPDATES or self.tables[name].update is not None
 
     def _without_scalars(self, states: States) -> dict[str, dict[str, Any]]:
-        """The states of the tables; without the step and the flags, if they are shared."""
-        dropped = ("step", *FLAGS)
+        """The states of the tables, without what they share."""
         return {
             name: {
                 array: value
                 for array, value in states[name].items()
-                if name not in self.sharing or array not in dropped
+                if name not in self.sharing or array not in SHARED
             }
             for name in self.tables
         }
@@ -589,23 +592,14 @@ class Collection:
         """The scalars of the tables in `sharing`, if there are any."""
         if not self.sharing:
             return None
-        if self.stack:
-            updates = state[UPDATES]
-            shape = (len(self.sharing),)
-            expect(
-                updates["step"].shape == shape, "state['updates']['step']", updates["step"], shape
-            )
-            places = [self.sharing.index(name) for name in self.tables if name in self.sharing]
-            steps = updates["step"]
-            if places != sorted(places):
-                steps = steps[np.array(places)]
-            return Shared(steps, *(updates[name] for name in FLAGS))
-        steps = {name: state[name]["step"] for name in self.sharing}
-        for name, step in steps.items():
-            if step.shape:
-                expected = "a scalar, as Collection.init returns it"
-                raise mismatch(f"state[{name!r}]['step']", step, expected)
-        return Shared(list(steps.values()), **state[UPDATES])
+        updates = state[UPDATES]
+        if updates["step"].shape != (len(self.sharing),):
+            raise mismatch("state['updates']['step']", updates["step"], (len(self.sharing),))
+        places = [self.sharing.index(name) for name in self.tables if name in self.sharing]
+        steps = updates["step"]
+        if places != sorted(places):
+            steps = steps[np.array(places)]
+        return Shared(steps, updates["sentinel"], updates["used"])
 
     @functools.cached_property
     def features_of(self) -> dict[str, tuple[str, ...]]:

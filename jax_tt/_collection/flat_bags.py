@@ -26,7 +26,7 @@ OfTables = Mapping[str, Mapping[str, FlatBags]]
 
 def flat_bags(
     collection: Collection,
-    batch: Any,
+    batch: KeyedBags,
     requests: Mapping[str, Request],
     storages: Mapping[str, Any],
     refused: jax.Array | None,
@@ -35,8 +35,6 @@ def flat_bags(
 
     The bags of a table must lie side by side, and its sums be those of its features.
     """
-    if not isinstance(batch, KeyedBags):
-        return {}
     ids = batch.ids
     if isinstance(ids, SplitIds) or ids.dtype.name not in ("int32", "uint32") or batch.slots:
         return {}
@@ -44,7 +42,8 @@ def flat_bags(
     if refused is not None:
         offsets = jnp.where(refused, jnp.zeros_like(offsets), offsets)
     ends = dict(zip(batch.keys, itertools.accumulate(batch.sizes), strict=True))
-    found = {}
+    of_all = {"ids": jnp.asarray(ids)[None], "offsets": offsets[None, None]}
+    found, weights = {}, {}
     for name, features in collection.features_of.items():
         own = [requests[feature] for feature in features]
         if not side_by_side(batch, features) or any(
@@ -56,13 +55,12 @@ def flat_bags(
         count = ends[batch.keys[first + len(features) - 1]] - begin
         accum = accumulator(storages[name])
         plain = batch.weights is None or all(key in batch.unweighted for key in features)
-        weights = jnp.zeros((0,), accum) if plain else jnp.asarray(batch.weights).astype(accum)
         form = f"{ids.dtype} {accum} {plain}"
-        arrays = {
-            "ids": jnp.asarray(ids)[None],
-            "offsets": offsets[None, None],
-            "weights": weights[None],
-        }
+        if form not in weights:
+            weights[form] = (
+                np.zeros((1, 0), accum) if plain else jnp.asarray(batch.weights, accum)[None]
+            )
+        arrays = {**of_all, "weights": weights[form]}
         found[name] = {
             key: FlatBags(array, (form, key), begin, count) for key, array in arrays.items()
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, TypeVar
 
 from jax_tt._base.keywords import UnknownName
@@ -25,8 +25,14 @@ class Frozen(Mapping[str, Value]):
             raise UnknownName(self._kind, key, self._items)
         return self._items[key]
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
+
+    def items(self) -> ItemsView[str, Value]:
+        return self._items.items()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -34,7 +40,7 @@ class Frozen(Mapping[str, Value]):
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Frozen):
             return NotImplemented
-        return tuple(self.items()) == tuple(other.items())
+        return tuple(self._items.items()) == tuple(other._items.items())
 
     @functools.cached_property
     def _hash(self) -> int:

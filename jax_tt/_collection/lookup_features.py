@@ -175,7 +175,8 @@ def embed(
         batches |= _found_keys(uses, state, batches)
     shares = collection.stacks or isinstance(batch, KeyedBags)
     in_place = bool(shares) and _in_place(collection, state, batches, uses)
-    flats = flat_bags(collection, batch, requests, storages, refused) if in_place else {}
+    flat = in_place and isinstance(batch, KeyedBags)
+    flats = flat_bags(collection, batch, requests, storages, refused) if flat else {}
     counting = {name: tables[name].num_embeddings for name in flats if OUT_OF_RANGE in state[name]}
     counts = count_out_of_range(flats, counting) if counting else {}
     if collection.stacks and not in_place:

@@ -76,7 +76,9 @@ def requests_of(
     The third result is whether the call is refused, bool, because offsets are malformed; None if that cannot be.
     ``storages``, the types of parameters, ``uses`` and ``lookups`` are by table.
     """
-    check_features(collection.features, batch)
+    given: Any = batch
+    if not isinstance(given, dict) or given.keys() != collection.features.keys():
+        check_features(collection.features, batch)
     values, keyed = batch, isinstance(batch, KeyedBags)
     refused: jax.Array | None = None
     if keyed:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Hashable, Mapping
+import zlib
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jax_tt._base.arguments import mismatch
 from jax_tt._collection.frozen import Frozen
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.check import check_state
-from jax_tt._table.parts_of_arrays import StackRows
+from jax_tt._table.parts_of_arrays import is_rows, taken
 from jax_tt._table.table import Table
 from jax_tt.optimizers import ChangesAll, ReadsScaled
 
@@ -48,31 +49,28 @@ class Stack:
         return tuple(name for name in self.arrays if name in first.spec.trained_names)
 
     @functools.cached_property
-    def firsts(self) -> Mapping[str, int]:
-        """The first row of every table."""
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """The first row of every table, and their number."""
         rows = [table.num_embeddings for table in self.tables.values()]
-        return dict(zip(self.tables, itertools.accumulate([0, *rows[:-1]]), strict=True))
+        firsts = itertools.accumulate([0, *rows[:-1]])
+        return dict(zip(self.tables, zip(firsts, rows, strict=True), strict=True))
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of its arrays."""
-        rows = sum(table.num_embeddings for table in self.tables.values())
         shapes = _row_shapes(next(iter(self.tables.values())))
-        return {name: (rows, *shape[1:]) for name, shape in shapes.items()}
+        return {name: (self.num_rows, *shape[1:]) for name, shape in shapes.items()}
+
+    @functools.cached_property
+    def num_rows(self) -> int:
+        return sum(table.num_embeddings for table in self.tables.values())
 
     @property
     def is_fused(self) -> bool:
         return next(iter(self.tables.values())).update is not None
 
-    def rows(self, arrays: Mapping[str, Any], table: str) -> dict[str, StackRows]:
-        """The rows of a table in the arrays of the stack."""
-        first, count = self.firsts[table], self.tables[table].num_embeddings
-        return {
-            name: StackRows(arrays[name], (self.name, name), first, count) for name in self.arrays
-        }
-
     def joined(self, states: Mapping[str, Mapping[str, Any]]) -> dict[str, jax.Array]:
-        """The arrays of the stack from those of all of its tables.
+        """The arrays of the stack from those of all of its tables, which are not copied if they are all of its rows.
 
         Raises:
             TypeError, ValueError: a table lacks an array, or it does not fit the table.
@@ -80,9 +78,17 @@ class Stack:
         for name, table in self.tables.items():
             check_state(table, states[name])
         return {
-            name: jnp.concatenate([jnp.asarray(states[table][name]) for table in self.tables])
+            name: self._whole([states[table][name] for table in self.tables])
             for name in self.arrays
         }
+
+    def _whole(self, parts: Sequence[Any]) -> jax.Array:
+        if all(map(is_rows, parts)):
+            array = parts[0].array
+            places = [(part.first, part.count) for part in parts if part.array is array]
+            if places == [*self.places.values()] and array.shape[0] == self.num_rows:
+                return array
+        return jnp.concatenate([jnp.asarray(part) for part in taken(parts)])
 
     def check(self, argument: str, arrays: Mapping[str, Any]) -> None:
         """Raises unless arrays by name are those of the stack."""
@@ -106,9 +112,10 @@ def stacks_of(tables: Mapping[str, Table]) -> Mapping[str, Stack]:
     for names in sorted(map(sorted, alike.values())):
         if len(names) < 2:
             continue
-        width = f"dense_{tables[names[0]].features}"
-        candidates = (width, *(f"{width}_{k}" for k in range(2, 3 + len(tables))))
-        name = next(one for one in candidates if one not in tables and one not in stacks)
+        # Other tables whose rows are as many in all have arrays of the same shapes, so that a state of these has to
+        # have another name to be refused.
+        rows = repr([(name, tables[name].num_embeddings) for name in names])
+        name = f"dense_{tables[names[0]].features}_{zlib.crc32(rows.encode()):08x}"
         stacks[name] = Stack(name, Frozen({name: tables[name] for name in names}, "table"))
     return stacks
 

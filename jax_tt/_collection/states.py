@@ -15,14 +15,14 @@ from jax.core import Tracer
 from jax_tt._base.arguments import mismatch, one_of, type_of
 from jax_tt._base.keywords import expect_names
 from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
-from jax_tt._lookup.shared import FLAGS
+from jax_tt._lookup.shared import SHARED
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name
 from jax_tt._table.options import BOUNDS
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
 
-# In the state of a collection, the scalars that its fused tables share: `FLAGS`. Every table has its step count.
+# In the state of a collection, what its fused tables share: the arrays of `SHARED`.
 UPDATES = "updates"
 # Numbers of a table that may share a loop: its result is copied once.
 _SMALL = 1 << 20
@@ -76,31 +76,22 @@ def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:
         _check_mapping(f"{argument}[{name!r}]", given[name], _BY_NAME)
 
 
-def check_shared(
-    argument: str, state: Mapping[str, Any], tables: Sequence[str], stacked: bool
-) -> None:
-    """Raises unless a state has the scalars that these tables share, and the step count of each.
-
-    With ``stacked``, the step counts are among the shared arrays.
-    """
+def check_shared(argument: str, state: Mapping[str, Any], tables: Sequence[str]) -> None:
+    """Raises unless a state has the scalars that these tables share, and an array with the step count of each."""
     if not isinstance(state.get(UPDATES), Mapping):
-        got = f"no {UPDATES!r}, the flags of tables with an optimizer"
+        got = f"no {UPDATES!r}, the step counts and flags of tables with an optimizer"
         fix = "Collection.joined makes it from the states of single tables."
         raise mismatch(argument, got, "what Collection.init returns", fix)
-    shared = (*FLAGS, "step") if stacked else FLAGS
+    shared = dict.fromkeys(SHARED, ()) | {"step": (len(tables),)}
     check_arrays(f"{argument}[{UPDATES!r}]", state[UPDATES], shared)
-    for name, scalar in (
-        *((UPDATES, name) for name in shared),
-        *((name, "step") for name in tables if not stacked),
-    ):
-        value = state[name].get(scalar)
+    for name, shape in shared.items():
+        value = state[UPDATES].get(name)
         # States of several models may be stacked along further axes.
-        shape = (len(tables),) if stacked and scalar == "step" else ()
         own = getattr(value, "shape", ())
         if getattr(value, "dtype", None) != jnp.float32 or own[len(own) - len(shape) :] != shape:
             what = f"float32 of shape {shape}" if shape else "a float32 scalar"
             expected = f"{what}, as Collection.init returns it"
-            raise mismatch(f"{argument}[{name!r}][{scalar!r}]", value, expected)
+            raise mismatch(f"{argument}[{UPDATES!r}][{name!r}]", value, expected)
 
 
 def check_statistics(argument: str, state: Mapping[str, Any], tables: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from jax_tt._kinds.sharded.group import ShardedGroup
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._kinds.sharded.travels import sums_travel
-from jax_tt._lookup.shared import init_flags
+from jax_tt._lookup.shared import init_shared
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents
 from jax_tt._table.table import Table
@@ -140,10 +140,9 @@ def _state(collection: Collection) -> dict[str, dict[str, Any]]:
             arrays[array] = jax.ShapeDtypeStruct(shape, arrays[array].dtype)
         pages = jax.ShapeDtypeStruct((layout.num_pages, layout.replicas), jnp.int32)
         state[name] = {**arrays, PAGES: pages}
-    for name in collection.sharing:
-        state[name]["step"] = jax.ShapeDtypeStruct((), jnp.float32)
     if collection.sharing:
-        state[UPDATES] = jax.eval_shape(init_flags)
+        shared = functools.partial(init_shared, len(collection.sharing))
+        state[UPDATES] = jax.eval_shape(shared)
     return state
 
 

@@ -23,6 +23,7 @@ from jax_tt._jax.on_host import like_on_device, on_host
 from jax_tt._ops.dump_content import Target
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.options import DEFAULT_BOUNDS
+from jax_tt._table.parts_of_arrays import taken
 from jax_tt._table.wrapper import is_sharded
 from jax_tt._tiers.agreement import Agreement
 from jax_tt._tiers.arguments import check_same, checked
@@ -274,7 +275,7 @@ class Tiers:
         with self._stores:
             for name, rows in self._rows.items():
                 rows.flush(state[name])
-            arrays = jax.tree.map(on_host, self._rest(state))
+            arrays = jax.tree.map(on_host, self._rest(taken(self.collection.apart(state))))
             with self._together("save"):
                 of_rows = {
                     name: rows.sizes() | (lives_arrays(rows.lives) if rows.lives else {})
@@ -307,6 +308,7 @@ class Tiers:
             return None
         rest = saved.get("rest", {})
         collection, like = grown_as_saved(self.collection, state, rest, str(disk.path))
+        like = taken(collection.apart(like))
         check_like(rest, self._rest(like), str(disk.path))
         restored = {
             name: {
@@ -316,7 +318,7 @@ class Tiers:
             for name, arrays in like.items()
         }
         self.collection = collection
-        return saved["other"].tobytes(), restored
+        return saved["other"].tobytes(), collection.together(restored)
 
     def _restored(
         self, table: Any, name: str, like: Mapping[str, Any], saved: Mapping[str, Any]
@@ -373,7 +375,8 @@ class Tiers:
         """
         target = Target(path, rows_per_file, progress, overwrite)
         with self._stores:
-            return dump_tier(self._rows_of(table), state[table], target, since)
+            arrays = self.collection.of(state, table)
+            return dump_tier(self._rows_of(table), arrays, target, since)
 
     def load_dump(
         self,
@@ -406,15 +409,15 @@ class Tiers:
         """
         with self._together("load_dump"):
             self._require_unused("load_dump")
+        rows, apart = self._rows_of(table), self.collection.apart(state)
         with self._stores:
-            rest = load_tier(self._rows_of(table), state[table], path, progress)
-        after = {name: dict(arrays) for name, arrays in state.items()}
-        after[table] |= {
+            rest = load_tier(rows, apart[table], path, progress)
+        apart[table] |= {
             name: like_on_device(jnp.asarray(array), rest[name])
-            for name, array in self._rows_of(table).rest(state[table]).items()
+            for name, array in rows.rest(apart[table]).items()
             if name in rest and rest[name].shape == array.shape
         }
-        return after
+        return self.collection.together(apart)
 
     def _rows_of(self, table: str) -> TieredRows:
         if table not in self._rows:
@@ -496,10 +499,10 @@ class Tiers:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _rest(self, state: States) -> dict[str, dict[str, Any]]:
-        """The arrays that have no entry for every row of a table with tiers."""
+    def _rest(self, apart: States) -> dict[str, dict[str, Any]]:
+        """The arrays that have no entry for every row of a table with tiers, by table."""
         rest = {}
-        for name, arrays in state.items():
+        for name, arrays in apart.items():
             table = self.collection.tables.get(name)
             if name in self._rows:
                 rest[name] = self._rows[name].rest(arrays)

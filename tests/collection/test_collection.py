@@ -117,7 +117,7 @@ def test_a_mixed_collection_equals_its_tables(mixed, method):
     assert_same(got, want)
     new, others = collection.overwritten(after, gradients)
     assert sorted(others) == [name for name in ("plain", "train") if name in names]
-    assert {float(new[name]["step"]) for name in collection.sharing} == {1}
+    assert set(new["updates"]["step"].tolist()) == {1}
     if "cached" in names:
         assert float(new["cached"]["step"]) == 1
         assert int(collection.maintain(new)["cached"]["cache_clock"]) == 1
@@ -133,7 +133,7 @@ def test_tables_that_a_loss_does_not_use_stay(mixed):
     gradients = part(MIXED.trained(mixed))
     used = {name: float(own["used"]) for name, own in gradients.items() if "used" in own}
     assert used == {"updates": 1, "cached": 0}
-    assert [float(gradients[name]["step"]) for name in MIXED.sharing] == [1, 0]
+    assert gradients["updates"]["step"].tolist() == [1, 0]
     new, _ = MIXED.overwritten(mixed, gradients)
     for name in ("cached", "ordered"):
         assert_same(new[name], mixed[name])
@@ -295,7 +295,7 @@ def test_tables_are_updated_in_place():
         name: jax_tt.dense_table(5003, 16, optimizer=optimizers.Adagrad(0.1)) for name in "abc"
     }
     features = {name: Feature(name) for name in "abc"} | {"again": Feature("a")}
-    collection = jax_tt.Collection(tables, features)
+    collection = jax_tt.Collection(tables, features, stack=False)
     state = jax.jit(collection.init)(jax.random.key(0))
     batch = {name: jnp.array([[1, 2], [2, 5002]], jnp.int32) for name in features}
 
@@ -309,8 +309,7 @@ def test_tables_are_updated_in_place():
         return collection.overwritten(after, gradients)[0]
 
     compiled = jax.jit(train, donate_argnums=0).lower(state, batch).compile()
-    large = jax.tree.leaves({name: state[name]["embedding"] for name in "abc"})
-    places = [leaf.unsafe_buffer_pointer() for leaf in large]
+    places = [state[name]["embedding"].unsafe_buffer_pointer() for name in "abc"]
     for _ in range(2):
         state = compiled(state, batch)
     assert [state[name]["embedding"].unsafe_buffer_pointer() for name in "abc"] == places
@@ -359,8 +358,7 @@ def test_a_batch_over_devices(way):
 
 def test_tables_are_separated_and_joined(mixed):
     """States of single tables, and a collection of some of them, with their numbers of steps."""
-    steps = dict(zip(MIXED.sharing, (jnp.float32(3), jnp.float32(5)), strict=True))
-    state = MIXED.replaced(mixed, {name: {"step": step} for name, step in steps.items()})
+    state = MIXED.replaced(mixed, {"updates": {"step": jnp.array([3.0, 5.0])}})
     states = MIXED.separated(state)
     for name, table in MIXED.separated_tables.items():
         jax_tt.extension.check_state(table, states[name])
@@ -369,7 +367,7 @@ def test_tables_are_separated_and_joined(mixed):
     other = jax_tt.Collection(
         {"ordered": MIXED.separated_tables["ordered"]}, {"rows": Feature("ordered")}
     )
-    assert float(other.joined(states)["ordered"]["step"]) == 5
+    assert other.joined(states)["updates"]["step"].tolist() == [5]
     without = {name: dict(own) for name, own in states.items()}
     del without["ordered"]["step"]
     with pytest.raises(ValueError, match="ordered: state: has no step"):
@@ -381,21 +379,20 @@ def test_tables_are_separated_and_joined(mixed):
     assert float(MIXED.joined(destroyed)["updates"]["sentinel"]) == 2
 
 
-FLAGS = {"sentinel": np.float32(1), "used": np.float32(1)}
+SHARED = {"step": np.zeros(2, np.float32), "sentinel": np.float32(1), "used": np.float32(1)}
 
 
 def test_shared_scalars_that_do_not_fit(mixed):
-    for updates, own, message in (
-        (None, 0, r"state: got no 'updates', the flags .* Collection\.joined"),
-        ({"used": FLAGS["used"]}, 0, r"state\['updates'\]\['sentinel'\]: got None"),
-        ({**FLAGS, "stop": 1}, 0, r"state\['updates'\]: got the array 'stop'"),
-        (FLAGS, None, r"state\['dense'\]\['step'\]: got None; expected a float32 scalar"),
-        (FLAGS, np.zeros(2, np.float32), r"\['dense'\]\['step'\]: got float32 of shape \(2,\)"),
-        (FLAGS, np.int32(0), r"state\['dense'\]\['step'\]: got 0 of int32"),
+    for updates, message in (
+        (None, r"state: got no 'updates', the step counts .* Collection\.joined"),
+        ({**SHARED, "sentinel": None}, r"state\['updates'\]\['sentinel'\]: got None"),
+        ({**SHARED, "stop": 1}, r"state\['updates'\]: got the array 'stop'"),
+        ({**SHARED, "step": None}, r"\['step'\]: got None; expected float32 of shape \(2,\)"),
+        ({**SHARED, "step": np.float32(0)}, r"\['step'\]: got 0.0 of float32"),
+        ({**SHARED, "step": np.zeros(2, np.int32)}, r"\['updates'\]\['step'\]: got int32"),
     ):
-        state = {**mixed, "updates": updates, "dense": {**mixed["dense"], "step": own}}
         with pytest.raises(ValueError, match=message):
-            jax_tt.lookup_features(MIXED, state, BATCH)
+            jax_tt.lookup_features(MIXED, {**mixed, "updates": updates}, BATCH)
 
 
 def test_a_table_of_a_collection_on_its_own(mixed):
@@ -413,12 +410,12 @@ def test_a_gradient_without_the_shared_scalars_is_refused(mixed):
         arrays = MIXED.replaced(mixed, {**trained, **rest})
         return jnp.sum(jax_tt.lookup_features(MIXED, arrays, BATCH, ZERO)[0]["weighted"])
 
-    with pytest.raises(ValueError, match=r"dense.*but not to its sentinel, used"):
+    with pytest.raises(ValueError, match=r"dense.*but not to its step, sentinel, used"):
         jax.jit(jax.grad(loss))(trained)
 
 
 def test_a_table_may_not_have_the_name_of_what_tables_share():
-    for name in ("updates", "sentinel", "used"):
+    for name in ("updates", "step", "sentinel", "used"):
         with pytest.raises(ValueError, match=f"tables: got the name '{name}'"):
             jax_tt.Collection({name: jax_tt.dense_table(5, 4)}, {"a": Feature(name)})
 
@@ -442,5 +439,6 @@ def test_equal_tables_share_a_loop_of_initial_values():
     alone = {name[:-1]: jax.jit(table.init) for name, table in collection.tables.items()}
     for name, own_key in zip(tables, keys, strict=True):
         own = alone[name[:-1]](own_key)
-        found = {array: state[name][array] for array in own}
+        arrays = collection.of(state, name)
+        found = {array: arrays[array] for array in own}
         jax.tree.map(np.testing.assert_array_equal, found, own)

@@ -90,7 +90,7 @@ def test_layers_train_as_with_a_dict(stack, sizes):
 
 
 def test_gradients_of_weights():
-    collection = jax_tt.Collection(tables(), FEATURES, stack=True)
+    collection = jax_tt.Collection(tables(), FEATURES)
     state, bags = collection.init(jax.random.key(0)), bags_of(0, (4,) * 7)
 
     def loss(weights: Any, batch: Any) -> jax.Array:
@@ -133,7 +133,7 @@ def test_memory_is_linear_in_the_ids():
     ids = np.zeros(count * samples * 8, np.int32)
     lengths = np.full(count * samples, 8)
     batch = jax.tree.map(jnp.asarray, KeyedBags.from_lengths(list(features), ids, lengths))
-    embed = jax_tt.EmbedCollection(described, features, stack=True, rngs=nnx.Rngs(0))
+    embed = jax_tt.EmbedCollection(described, features, rngs=nnx.Rngs(0))
     graph, state = nnx.split(embed)
 
     def step(state: Any, batch: Any) -> Any:

@@ -75,4 +75,4 @@ def test_nothing_changes(form, bounds, devices):
     assert all(np.isnan(array).all() for array in rows.values())
     after = jax.device_get((embed.states(), nnx.state(embed, jax_tt.nnx.LookupCounts)))
     jax.tree.map(np.testing.assert_array_equal, before, after)
-    assert embed.tables["h"].step[...] == 1
+    assert embed.states()["h"]["step"] == 1

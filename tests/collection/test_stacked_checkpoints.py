@@ -38,8 +38,11 @@ def loss_of(rows: Any) -> jax.Array:
     return sum(jnp.sum(jnp.sin(3 * own)) for own in rows.values())
 
 
+FUSED, OF_OPTAX = jax_tt.Collection(TABLES, FEATURES).stacks
+
+
 def of_optax(trained: Any) -> Any:
-    return {name: own for name, own in trained.items() if name in ("c", "d", "dense_4_2")}
+    return {name: own for name, own in trained.items() if name in ("c", "d", OF_OPTAX)}
 
 
 def initial(stack: bool, seed: int = 0) -> tuple[jax_tt.Collection, Any]:
@@ -79,7 +82,7 @@ def test_collections_with_and_without_stacks_read_each_other(tmp_path):
     other = restore(alone, like, read)
     assert_same(alone.separated(other["tables"]), stacked.separated(state["tables"]))
     for moments, of_stacks in zip(other["opt"][0][1:], state["opt"][0][1:], strict=True):
-        rows = of_stacks["dense_4_2"]["embedding"]
+        rows = of_stacks[OF_OPTAX]["embedding"]
         assert np.any(rows[: ROWS["c"]]) and np.any(rows[ROWS["c"] :])
         np.testing.assert_array_equal(moments["c"]["embedding"], rows[: ROWS["c"]])
         np.testing.assert_array_equal(moments["d"]["embedding"], rows[ROWS["c"] :])
@@ -94,7 +97,7 @@ def test_a_checkpoint_is_that_of_tables_alone():
     """And so is the target; also with a moment for every row, and of a collection that has no two alike."""
     (alone, apart), (stacked, state) = (initial(stack) for stack in (False, True))
     by_row = jnp.arange(9)
-    state["v"] = {"dense_4_2": {"embedding": by_row}}
+    state["v"] = {OF_OPTAX: {"embedding": by_row}}
     apart["v"] = {"c": {"embedding": by_row[:3]}, "d": {"embedding": by_row[3:]}}
     assert_same(save_args(stacked, state), save_args(alone, apart))
     like = [jax.eval_shape(lambda tree=tree: tree) for tree in (state, apart)]
@@ -122,9 +125,9 @@ def test_stacks_beside_a_sharded_table_are_restored_to_every_device():
     saved = save_args(stacked, state)
     assert_same(saved, save_args(alone, apart))
     assert target(stacked, state) == target(alone, apart)
-    rows = state["dense_4"]["embedding"]
+    rows = state[FUSED]["embedding"]
     divided = jax.device_put(rows, NamedSharding(mesh, P("x")))
-    state["dense_4"] = {**state["dense_4"], "embedding": divided}
+    state[FUSED] = {**state[FUSED], "embedding": divided}
     found = target(stacked, state)["a"]["embedding"]
     assert found.shape == (7, 4) and found.sharding == NamedSharding(mesh, P())
     assert_same(restore(stacked, state, saved), state)
@@ -141,7 +144,7 @@ def layer(stack: bool, seed: int = 0, **options: Any) -> jax_tt.EmbedCollection:
 def pair(stack: bool, nested: bool, seed: int = 0) -> Any:
     embed = layer(stack, seed)
     # Another layer has the name of a stack.
-    other = {"dense_4": jax_tt.Embed(3, 4, rngs=nnx.Rngs(seed))}
+    other = {FUSED: jax_tt.Embed(3, 4, rngs=nnx.Rngs(seed))}
     model = nnx.Dict(embed=embed, **other) if nested else embed
     return model, jax_tt.FusedOptimizer(model, TX)
 
@@ -204,12 +207,14 @@ def test_what_has_no_rows_of_tables_is_refused():
     """With its path."""
     stacked, state = initial(True)
     refused = lambda match: pytest.raises(ValueError, match=match)  # noqa: E731
-    with refused(r"state\['v_col'\]\['dense_4'\]\['embedding'\]: got shape \(4,\).* of a, b one"):
-        save_args(stacked, {**state, "v_col": {"dense_4": {"embedding": jnp.zeros(4)}}})
-    with refused(r"state\['ema'\]\['dense_4'\]\['embedding'\]\['row'\]: got an array of a stack"):
-        deeper = {"dense_4": {"embedding": {"row": jnp.zeros((12, 4))}}}
+    with refused(rf"state\['v_col'\]\['{FUSED}'\]\['embedding'\]: got shape \(4,\).* of a, b one"):
+        save_args(stacked, {**state, "v_col": {FUSED: {"embedding": jnp.zeros(4)}}})
+    with refused(rf"state\['ema'\]\['{FUSED}'\]\['embedding'\]\['row'\]: got an array of a stack"):
+        deeper = {FUSED: {"embedding": {"row": jnp.zeros((12, 4))}}}
         target(stacked, {**state, "ema": deeper})
-    with refused(r"state\['tables'\]\['dense_4'\]\['embedding'\]: .*tables/b/embedding, which ano"):
+    with refused(
+        rf"state\['tables'\]\['{FUSED}'\]\['embedding'\]: .*tables/b/embedding, which ano"
+    ):
         twice = {"b": {"embedding": jnp.zeros((5, 4))}, **state["tables"]}
         target(stacked, {**state, "tables": twice})
     saved = save_args(stacked, state)
@@ -218,10 +223,12 @@ def test_what_has_no_rows_of_tables_is_refused():
         restore(stacked, state, saved)
     model, _ = pair(True, True)
     part = nnx.Optimizer(model.embed, TX, wrt=nnx.Param)
-    with refused(r"\['stacks'\]\['dense_4_2'\]\['embedding'\]: .*expected one optimizer of the wh"):
+    with refused(
+        rf"\['stacks'\]\['{OF_OPTAX}'\]\['embedding'\]: .*expected one optimizer of the wh"
+    ):
         target(model, nnx.state((model, part)))
     _, tables = sharded()
-    embed = jax_tt.EmbedCollection(tables, FEATURES, stack=True, rngs=nnx.Rngs(0))
+    embed = jax_tt.EmbedCollection(tables, FEATURES, rngs=nnx.Rngs(0))
     rows = embed.alone["odd"].embedding[...]
     with refused(r"state\['1'\]\['embedding'\]: .*cannot be placed: the .*'tables/odd' stores"):
         target(embed, (nnx.state(embed), {"embedding": rows}))

@@ -51,8 +51,8 @@ def both(rule: str, **options: Any) -> tuple[jax_tt.Collection, jax_tt.Collectio
     }
     tables["odd"] = jax_tt.dense_table(20, 5, optimizer=kind and kind(0.1))
     tables["other"] = jax_tt.dense_table(20, 6, optimizer=optimizers.FTRL(0.1))
-    alone = jax_tt.Collection(tables, FEATURES)
-    return alone, dataclasses.replace(alone, stack=True)
+    stacked = jax_tt.Collection(tables, FEATURES)
+    return dataclasses.replace(stacked, stack=False), stacked
 
 
 def batch_of(seed: int, extra: int = 0) -> dict[str, Any]:
@@ -93,19 +93,14 @@ def step(
     return rows, *collection.overwritten(after, gradients)
 
 
-def by_table(collection: Any, arrays: Any) -> Any:
-    """Arrays of a state, such as gradients, by table."""
-    return {
-        name: jax.tree.map(
-            lambda rows: rows.taken(),
-            collection.stack_of[name].rows(arrays[collection.stack_of[name].name], name),
-            is_leaf=lambda x: hasattr(x, "taken"),
-        )
-        if name in collection.stack_of
-        else arrays[name]
-        for name in collection.tables
-        if name in arrays or name in collection.stack_of
-    }
+def by_table(collection: Any, gradients: Any) -> Any:
+    """Gradients with respect to arrays of a state, by table."""
+    found = {name: own for name, own in gradients.items() if name in collection.tables}
+    for stack in collection.stacks.values():
+        for name, (first, count) in stack.places.items() if stack.name in gradients else ():
+            rows = slice(first, first + count)
+            found[name] = {array: x[rows] for array, x in gradients[stack.name].items()}
+    return found
 
 
 def assert_same(got: Any, want: Any, method: str = "native") -> None:
@@ -124,11 +119,12 @@ def assert_same(got: Any, want: Any, method: str = "native") -> None:
 def test_stacked_tables_are_trained_as_those_alone(rule, method):
     """Every table with its rate; ids at both ends of every table and beyond, which no other table may see."""
     alone, stacked = both(rule)
-    assert sorted(stacked.stacks) == ["dense_6"] and sorted(stacked.alone) == ["odd", "other"]
+    (name,) = stacked.stacks
+    assert sorted(stacked.alone) == ["odd", "other"]
     key = jax.random.key(0)
     want, got = alone.init(key), stacked.init(key)
     assert_same(stacked.separated(got), alone.separated(want))
-    assert got["dense_6"]["embedding"].shape == (sum(ROWS.values()), 6)
+    assert got[name]["embedding"].shape == (sum(ROWS.values()), 6)
     structure = jax.tree.structure(got)
     for seed in range(3):
         batch = batch_of(seed, extra=seed)
@@ -168,7 +164,7 @@ def test_what_belongs_to_a_table_stays_with_it(method):
         _, want, _ = step(alone, want, batch, method, names=names, **rates)
         _, got, _ = step(stacked, got, batch, method, names=names, **rates)
         assert_same(stacked.separated(got), alone.separated(want), method)
-    assert got["updates"]["step"].tolist() == [want[name]["step"] for name in alone.sharing]
+    assert got["updates"]["step"].tolist() == want["updates"]["step"].tolist()
 
 
 def test_one_id_too_many_is_an_error_of_its_table():
@@ -190,10 +186,10 @@ def test_states_by_table():
     assert_same(stacked.of(state, "b")["embedding"], states["b"]["embedding"])
     assert stacked.sizes(state) == alone.sizes(alone.joined(states))
     served, arrays = stacked.frozen(state)
-    assert served.stack and [*served.stacks] == ["dense_6"]
+    assert [[*stack.tables] for stack in served.stacks.values()] == [[*"abcd", "other"]]
     small = jax_tt.quantize(states["c"]["embedding"], bits=8)
     after, replaced = stacked.with_tables(state, {"c": small})
-    assert [*after.stacks["dense_6"].tables] == ["a", "b", "d"]
+    assert [[*stack.tables] for stack in after.stacks.values()] == [[*"abd"]]
     for collection, own in ((served, arrays), (after, replaced)):
         rows, _ = jax_tt.lookup_features(collection, own, batch_of(0), bounds="zero")
         want, _ = jax_tt.lookup_features(stacked, state, batch_of(0), bounds="zero")
@@ -207,10 +203,11 @@ def test_states_by_table():
 def test_states_that_do_not_fit():
     _, stacked = both("row_wise")
     state = stacked.init(jax.random.key(0))
+    (stack,) = stacked.stacks
     for change, message in (
-        ({"dense_6": {"embedding": state["dense_6"]["embedding"]}}, "no array 'slot_sum_0'"),
+        ({stack: {"embedding": state[stack]["embedding"]}}, "no array 'slot_sum_0'"),
         (
-            {"dense_6": jax.tree.map(lambda x: x[1:], state["dense_6"])},
+            {stack: jax.tree.map(lambda x: x[1:], state[stack])},
             "with the rows of a, b, c, d",
         ),
         ({"updates": {**state["updates"], "step": jnp.float32(0)}}, r"of shape \(6,\)"),
@@ -220,7 +217,7 @@ def test_states_that_do_not_fit():
     states = stacked.separated(state)
     with pytest.raises(ValueError, match=r"a: embedding: got float32 of shape \(7, 6\)"):
         stacked.joined({**states, "a": states["b"], "b": states["a"]})
-    with pytest.raises(ValueError, match=r"stack 'dense_6'\. Collection\.joined takes"):
+    with pytest.raises(ValueError, match=rf"stack '{stack}'\. Collection\.joined takes"):
         jax_tt.lookup_features(stacked, states, batch_of(0))
     with pytest.raises(ValueError, match="the table 'e'"):
         stacked.of(state, "e")
@@ -288,7 +285,7 @@ def test_a_step_copies_no_stack():
         f"t{k}": jax_tt.dense_table(1000 + k, 16, optimizer=optimizers.Adam(0.1)) for k in range(12)
     }
     features = {name: Feature(name) for name in tables}
-    collection = jax_tt.Collection(tables, features, stack=True)
+    collection = jax_tt.Collection(tables, features)
     state = jax.jit(collection.init)(jax.random.key(0))
     batch = {name: jnp.array([[1, 2], [2, 999]], jnp.int32) for name in features}
     assert len(jax.tree.leaves(state)) == 6
@@ -302,10 +299,11 @@ def test_a_step_copies_no_stack():
     compiled = train.lower(state, batch).compile()
     rows = sum(table.num_embeddings for table in tables.values())
     assert not re.findall(rf"= f32\[{rows},16\][^ ]* copy[^ ]*\(", compiled.as_text())
-    place = state["dense_16"]["embedding"].unsafe_buffer_pointer()
+    (name,) = collection.stacks
+    place = state[name]["embedding"].unsafe_buffer_pointer()
     for _ in range(2):
         state = compiled(state, batch)
-    assert state["dense_16"]["embedding"].unsafe_buffer_pointer() == place
+    assert state[name]["embedding"].unsafe_buffer_pointer() == place
     evaluate = jax.jit(lambda s, b: jax_tt.lookup_features(collection, s, b, train=False)[0])
     text = evaluate.lower(state, batch).compile().as_text()
     assert not re.findall(rf"= f32\[{rows},16\][^ ]* copy[^ ]*\(", text)
@@ -361,11 +359,24 @@ def test_a_state_fits_tables_in_another_order():
     found, _ = jax_tt.lookup_features(other, state, batch_of(0), bounds="zero")
     assert_same(found, rows)
     layers = [
-        jax_tt.EmbedCollection(one, FEATURES, stack=True, rngs=nnx.Rngs(k))
+        jax_tt.EmbedCollection(one, FEATURES, rngs=nnx.Rngs(k))
         for k, one in enumerate((stacked.tables, dict(reversed(list(stacked.tables.items())))))
     ]
     nnx.update(layers[1], nnx.state(layers[0]))
     assert_same(layers[1].states(), layers[0].states())
+
+
+def test_a_state_of_other_tables_does_not_fit():
+    """Of other names, and of other sizes, with as many rows in all."""
+    sizes = ({"a": 5, "b": 7}, {"a": 5, "c": 7}, {"a": 7, "b": 5})
+    trees = set()
+    for rows in sizes:
+        tables = {name: jax_tt.dense_table(count, 4) for name, count in rows.items()}
+        collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+        state = jax.eval_shape(collection.init, jax.random.key(0))
+        trees.add(jax.tree.structure(state))
+        assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(12, 4)]
+    assert len(trees) == len(sizes)
 
 
 def test_a_table_of_a_stacked_layer():
@@ -375,7 +386,8 @@ def test_a_table_of_a_stacked_layer():
     np.testing.assert_array_equal(table(jnp.array([6])), table.embedding[...][6:])
     assert table.top_k(table.embedding[...][3:4], 1)[1].shape == (1, 1)
     table.embedding[...] = jnp.ones((7, 6))
-    whole = embed.stacks["dense_6"]["embedding"][...]
+    (stack,) = embed.stacks.values()
+    whole = stack["embedding"][...]
     assert np.all(whole[50:57] == 1) and not np.any(whole[57:] == 1) and not np.any(whole[:50] == 1)
     table.bounds = "zero"
     assert embed.tables["b"].bounds == "zero" and embed.tables["a"].bounds == "warn"
@@ -383,18 +395,52 @@ def test_a_table_of_a_stacked_layer():
     embed.eval()
     embed(batch_of(0, 1))
     assert not np.any(embed.out_of_range[...])
-    assert np.asarray(table.slot_sum_0).shape == (7,) and int(table.step[...]) == 0
+    assert np.asarray(table.slot_sum_0).shape == (7,)
     for wrong in ("embedding", "combiner", "growth"):
         with pytest.raises(AttributeError, match=f"b: a table in a stack has no '{wrong}'"):
             setattr(table, wrong, jnp.ones((7, 6)))
     with pytest.raises(ValueError, match=r"value: got shape \(3, 6\); expected \(7, 6\)"):
         table.embedding.set_value(jnp.ones((3, 6)))
+    table.optimizer = optimizers.RowWiseAdagrad(0.5)
+    assert embed.tables["b"].optimizer.learning_rate == 0.5
+    with pytest.raises(ValueError, match="b: optimizer: got a SGD; expected one of the same class"):
+        table.optimizer = optimizers.SGD(0.5)
+    embed.eval()
+    assert embed(batch_of(0))["weighted"].shape == (4, 6) and table.cache is None
+    assert_same(2 * table.embedding + 1, table.embedding[...] * 2 + 1)
+    assert table.embedding.T.shape == (6, 7) and len(table.embedding) == 7
     with pytest.raises(TypeError, match="item assignment"):
         embed.tables["b"] = table
     with pytest.raises(AttributeError, match="stack=False"):
         table.grow(20)
-    with pytest.raises(ValueError, match="replaced: got a layer with stack=True"):
-        embed.replaced({})
+
+
+def test_tables_of_a_stacked_layer_are_replaced():
+    """Those that are left keep their rows and steps, options and counts; a stack that is as before, its variables."""
+    embed = Tower(True).embed
+    opt = jax_tt.FusedOptimizer(embed, optax.sgd(0.1))
+    opt.update(embed, jax_tt.grad(lambda one: jnp.sum(one(batch_of(0, 1))["once"]))(embed))
+    embed.tables["d"].bounds = "zero"
+    want, counts = embed(batch_of(1)), {n: int(embed.tables[n].out_of_range[...]) for n in ROWS}
+    small = jax_tt.quantize(embed.tables["c"].embedding[...], bits=8)
+    served = embed.replaced({"c": small})
+    assert [[*stack.tables] for stack in served.collection.stacks.values()] == [[*"abd"]]
+    got = served(batch_of(1))
+    np.testing.assert_allclose(got.pop("sequence"), want.pop("sequence"), atol=1e-2)
+    assert_same(got, want)
+    states, before = served.states(), embed.states()
+    assert_same({n: states[n] for n in "abd"}, {n: before[n] for n in "abd"})
+    assert served.tables["d"].bounds == "zero" and served.tables["c"].bounds == "warn"
+    assert {n: int(served.tables[n].out_of_range[...]) for n in "abd"} == {
+        n: counts[n] for n in "abd"
+    }
+    same = embed.replaced({"odd": jax_tt.quantize(embed.tables["odd"].embedding[...], bits=8)})
+    (name,) = embed.stacks
+    assert same.stacks[name]["embedding"] is embed.stacks[name]["embedding"]
+    alone = served.replaced({n: jax_tt.quantize(before[n]["embedding"], bits=8) for n in "bd"})
+    assert not alone.collection.stacks and [*alone.collection.sharing] == ["a", "odd", "other"]
+    assert_same(alone(batch_of(1))["once"], want["once"])
+    assert_same(alone.states()["a"], before["a"])
 
 
 @pytest.mark.parametrize("stack", [False, True])
@@ -408,7 +454,7 @@ def test_calls_of_a_table_of_a_layer_in_losses(stack):
         return jnp.sum(table(ids)) + jnp.sum(table.attend(jnp.ones((1, 6))))
 
     grads = nnx.grad(loss)(plain)
-    own = grads["stacks"]["dense_6"] if stack else grads["tables"]["b"]
+    own = next(iter(grads["stacks"].values())) if stack else grads["tables"]["b"]
     got = own["embedding"][...][50 if stack else 0 :][:7]
     np.testing.assert_array_equal(got[:, 0], [1, 3, 1, 1, 1, 1, 1])
     fused.tables["b"](ids)

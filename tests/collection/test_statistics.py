@@ -221,7 +221,7 @@ def test_a_training_step_keeps_them():
 
     state = step(step(fresh(AD)))
     assert AD.statistics(state)["ad"] == added(OF_IDS, OF_IDS)
-    assert float(state["ad"]["step"]) == 2
+    assert state["updates"]["step"].tolist() == [2]
 
 
 def test_examples_of_a_vmap():

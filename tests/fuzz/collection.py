@@ -83,7 +83,7 @@ def _step(
     by_table, beside = state, {k: state[k] for k in ("updates", "statistics") if k in state}
     if stack:
         collection = dataclasses.replace(collection, stack=True)
-        state = beside | collection.from_tables(by_table, state.get("updates"))
+        state = beside | collection.from_tables(by_table, state.get("updates", {}))
 
     def rows_of(trained: Any) -> Any:
         arrays = collection.replaced(state, trained)
@@ -94,10 +94,10 @@ def _step(
     after, others = collection.overwritten(after, pull(g)[0])
     after = collection.replaced(after, others)
     if stack:
-        flags = {name: after[name] for name in beside}
-        if "updates" in flags:
-            flags["updates"] = {k: after["updates"][k] for k in by_table["updates"]}
-        after = {name: collection.of(after, name) for name in collection.tables} | flags
+        tables = {name: collection.of(after, name) for name in collection.tables}
+        after = {name: after[name] for name in beside} | {
+            name: {array: own[array] for array in by_table[name]} for name, own in tables.items()
+        }
     return rows, after
 
 

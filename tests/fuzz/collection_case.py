@@ -78,7 +78,8 @@ def random_case(rng: np.random.Generator) -> Case:
             combiner = COMBINERS[rng.integers(len(COMBINERS))]
             features[f"feature{k}.{f}"] = jax_tt.Feature(f"table{k}", combiner=combiner)
     names = [str(name) for name in rng.permutation(list(features))]
-    collection = jax_tt.Collection(tables, {name: features[name] for name in names})
+    named = {name: features[name] for name in names}
+    collection = jax_tt.Collection(tables, named, stack=False)
     samples = int(rng.integers(0, 5)) if layout != "features" else None
     split = {name: rng.random() < 0.3 for name in tables}
     forms = {

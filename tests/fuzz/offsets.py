@@ -66,8 +66,9 @@ def _step(door: Door, table: jax.Array, ids: jax.Array, offsets: jax.Array) -> A
     bags, beside = jax_tt.Bags(ids, offsets), jax_tt.Bags(ids, jnp.asarray(VALID))
     if door.name in ("joined", "keyed", "neighbours"):
         collection = _collection(door)
-        state = collection.init(jax.random.key(0))
-        state |= {name: {**state[name], "embedding": table} for name in collection.tables}
+        states = collection.separated(collection.init(jax.random.key(0)))
+        states |= {name: {**states[name], "embedding": table} for name in collection.tables}
+        state = collection.joined(states)
         batch: Any = {"first": bags, "second": beside}
         if door.name != "joined":
             batch = jax_tt.KeyedBags(ids, offsets, None, ("first", "second"))
@@ -81,7 +82,7 @@ def _step(door: Door, table: jax.Array, ids: jax.Array, offsets: jax.Array) -> A
         (_, rows), after = jax.value_and_grad(collected, has_aux=True)(collection.trained(state))
         after, _ = collection.overwritten(state, after)
         return list(rows.values()), sum(
-            table - after[name]["embedding"] for name in collection.tables
+            table - collection.of(after, name)["embedding"] for name in collection.tables
         )
     if door.name == "concatenated":
         bags = jax_tt.Bags.concatenate([bags, beside])

@@ -182,7 +182,7 @@ def test_the_forms_of_value_and_grad():
     assert list(nnx.to_flat_state(of_second).paths) == [("head", "kernel")]
     optimizer(model).update(model, of_first)
     optimizer(other, wrt=nnx.PathContains("kernel")).update(other, of_second)
-    assert float(model.items.step[...]) == 1 == float(other.items.tables["items"].step[...])
+    assert float(model.items.step[...]) == 1 == float(other.items.steps["items"][...])
     grads, aux = jax_tt.grad(lambda m: (loss(m), 3), has_aux=True)(model)
     assert aux == 3 and list(grads) == ["head"]
     _, grads = jax_tt.value_and_grad(functools.partial(loss, scale=2.0))(model)

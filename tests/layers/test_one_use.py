@@ -18,6 +18,7 @@ TABLES = {
     "b": jax_tt.dense_table(8, 4, optimizer=RULE),
 }
 FEATURES = {name: jax_tt.Feature(name) for name in TABLES}
+(STACK,) = jax_tt.Collection(TABLES, FEATURES).stacks
 BATCH = dict.fromkeys(TABLES, IDS)
 REFUSED = pytest.raises(ValueError, match="the loss looks up this fused table more than once")
 
@@ -127,7 +128,7 @@ REACHED = {
     "all variables": lambda path, x: True,
     "matrices": lambda path, x: x.ndim >= 2,
     "the cached rows": lambda path, x: "cache_rows" in path,
-    "one table of a collection": lambda path, x: "tables" in path and "'b'" in path,
+    "one stack of a collection": lambda path, x: STACK in path,
 }
 
 
@@ -174,7 +175,7 @@ def test_linen_penalties() -> None:
 
 READS: dict[str, Any] = {
     "layer.embedding": lambda model: model.layer.embedding[...].T,
-    "tables.tables.a.embedding": lambda model: model.tables.tables["a"].embedding.T,
+    f"tables.stacks.{STACK}.embedding": lambda model: model.tables.tables["a"].embedding.T,
     "cached.core_0": lambda model: model.cached.cores[0].reshape(4, -1),
     "cached.cache_rows": lambda model: model.cached.state()["cache_rows"].reshape(4, -1),
 }

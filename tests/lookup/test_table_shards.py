@@ -114,6 +114,7 @@ def test_tables_of_a_collection():
     collection = jax_tt.Collection(
         {name: jax_tt.dense_table(ROWS, WIDTH, optimizer=rule) for name in names},
         {name: jax_tt.Feature(name) for name in names},
+        stack=False,
     )
     state = jax.jit(collection.init)(jax.random.key(0))
     mesh = mesh_of((2, 2), AxisType.Auto)

@@ -62,7 +62,7 @@ def collection_of(names, **options):
             rows, columns, param_dtype=dtype, optimizer=RULES[rule], **of_rule
         )
     features = {name: Feature(name, combiner=COMBINERS.get(name, "sum")) for name in names}
-    return jax_tt.Collection(tables, features)
+    return jax_tt.Collection(tables, features, stack=False)
 
 
 def batch_of(names, bad=False):
@@ -132,9 +132,9 @@ def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
     got, want = steps(collection, lookup, "features", batch, one_by_one)
     assert_same_bits(got, want)
     # Bad ids keep their own tables from a step, and no others.
-    taken = [float(got[1][0][name]["step"]) for name in collection.sharing]
+    taken = dict(zip(collection.sharing, got[1][0]["updates"]["step"].tolist(), strict=True))
     fused = [name for name in TABLES if TABLES[name][3] != "none"]
-    assert taken == [float(bounds != "error" or name == "empty") for name in fused]
+    assert taken == {name: float(bounds != "error" or name == "empty") for name in fused}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_bits_of_sums_in_one_array(names, one_by_one, method):
     }
     features = {name: Feature(name) for name in names}
     features["again"] = Feature(names[1])  # two columns of one table
-    collection = jax_tt.Collection(tables, features)
+    collection = jax_tt.Collection(tables, features, stack=False)
     batch = batch_of(names)
     batch = {name: Bags(bags.ids, bags.offsets) for name, bags in batch.items()}
     batch["again"] = Bags(batch[names[1]].ids[::-1], batch[names[1]].offsets)
@@ -209,7 +209,8 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(method):
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
 
     after = step(jnp.float32(np.inf))
-    assert [float(after[name]["step"]) for name in collection.sharing] == [1, 0, 1]
+    taken = dict(zip(collection.sharing, after["updates"]["step"].tolist(), strict=True))
+    assert taken == {"usual": 1, "slower": 0, "odd": 1}
     assert_same_bits(after["slower"]["embedding"], state["slower"]["embedding"])
 
 
@@ -251,6 +252,7 @@ def test_few_launches(tables, ids, length):
     collection = jax_tt.Collection(
         {name: jax_tt.dense_table(1_100_000 // tables, 2, optimizer=rule) for name in names},
         {name: Feature(name) for name in names},
+        stack=False,
     )
     rng = np.random.default_rng(0)
     batch = {

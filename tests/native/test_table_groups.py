@@ -231,7 +231,8 @@ def test_tables_are_changed_in_place(kind, count):
     rule = optimizers.RowWiseAdagrad(0.1)
     make = {"dense": jax_tt.dense_table, "tt": functools.partial(jax_tt.tt_table, tt_ranks=9)}[kind]
     tables = {f"t{n}": make(n, 16, optimizer=rule) for n in sizes}
-    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    features = {name: Feature(name) for name in tables}
+    collection = jax_tt.Collection(tables, features, stack=False)
     state = initial(collection)
     batch = {f"t{n}": jnp.asarray(RNG.integers(0, n, (11, 2)).astype(np.int32)) for n in sizes}
 
@@ -244,7 +245,7 @@ def test_tables_are_changed_in_place(kind, count):
     assert not shapes & {tuple(map(int, sizes.split(","))) for sizes in copied if sizes}
     places = {
         (name, array): value.unsafe_buffer_pointer()
-        for name in tables
+        for name in (*tables, "updates")
         for array, value in state[name].items()
     }
     state = step(state, batch)
@@ -255,7 +256,8 @@ def test_tables_are_changed_in_place(kind, count):
 
 def test_tables_that_need_much_memory_take_turns(one_by_one):
     tables = {name: jax_tt.dense_table(5000, 2, optimizer=optimizers.SGD(0.1)) for name in "abc"}
-    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    features = {name: Feature(name) for name in tables}
+    collection = jax_tt.Collection(tables, features, stack=False)
     state = initial(collection)
     # The plan of a table takes 24 bytes an id, and the tables of one turn about 32 MiB.
     batch = {
@@ -279,7 +281,8 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
         table = jax_tt.tt_table(27, 4, tt_ranks=2, optimizer=rule)
     tables = dict.fromkeys((f"t{k}" for k in range(7)), table)
     arrays = 3 * len(table.spec.param_names)
-    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    features = {name: Feature(name) for name in tables}
+    collection = jax_tt.Collection(tables, features, stack=False)
     state = initial(collection)
     batch = {name: jnp.asarray(RNG.integers(0, 9, (11, 2)), jnp.int32) for name in tables}
     call = {"dense": "dense_update", "tt": "update"}[kind]
@@ -307,7 +310,7 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
             got, several = step()
         assert several == expected
         jax.tree.map(np.testing.assert_array_equal, got, want)
-    assert [float(own["step"]) for own in got.values() if "step" in own] == [1] * 7
+    assert got["updates"]["step"].tolist() == [1] * 7
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("plain", "ordered"), ("links", "chain")])
@@ -356,9 +359,10 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(finite, careful):
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
 
-    after = step(state, jnp.float32(np.inf))
+    after = collection.separated(step(state, jnp.float32(np.inf)))
+    state = collection.separated(state)
     jax.tree.map(np.testing.assert_array_equal, after[careful], state[careful])
-    assert collection.sharing == (finite, careful)
+    assert set(collection.sharing) == {finite, careful}
     assert [float(after[name]["step"]) for name in (finite, careful)] == [1, 0]
     name = TABLES[finite].spec.param_names[0]
     assert np.any(after[finite][name] != state[finite][name])
@@ -403,10 +407,10 @@ def test_tensor_trains_of_a_sharded_batch(one_by_one):
     calls_of = re.compile('custom_call_target="jax_tt_([a-z_]*)_v1"').findall
     of_all = ["apply", "backward", "forward"]
     assert sorted(calls_of(compiled.as_text())) == of_all
-    got = compiled(*placed)
+    got = collection.separated(compiled(*placed))
     one_by_one()
-    want = jax.jit(step)(state, batch)
-    want["chain"] = state["chain"]
+    want = collection.separated(jax.jit(step)(state, batch))
+    want["chain"] = collection.separated(state)["chain"]
     for name in collection.tables:
         for a, b in zip(*map(jax.tree.leaves, (got[name], want[name])), strict=True):
             pair = a.astype(np.float32), b.astype(np.float32)
@@ -501,7 +505,7 @@ def test_the_step_counts_of_all_tables_are_one_kernel():
             return jax.grad(lambda s: _total(collection, s, ids))(state)
 
         text = jax.jit(step, donate_argnums=0).lower(state, ids).compile().as_text()
-        return len(re.findall(r"= f32\[\]\S* (?:fusion|add)\(", text[text.index("ENTRY") :]))
+        return len(re.findall(r"= f32\[\d*\]\S* (?:fusion|add)\(", text[text.index("ENTRY") :]))
 
     assert kernels(2) == kernels(6)
 
@@ -512,18 +516,21 @@ def _total(collection, state, ids):
 
 
 def test_step_counts_under_vmap():
-    """Those that are not mapped stay one count, also beside others that are."""
-    mapped, single = jnp.arange(3.0), jnp.float32(5)
+    """Mapped or not, also beside others that are; those of tables without a step stay."""
+    one = jnp.float32(1)
 
-    def added(mapped, single, applied):
-        return tuple(shared._added([mapped, single, single], [applied[0], applied[1], mapped]))
+    def after(steps, *applied):
+        flags = {"sentinel": one, "used": one}
+        return shared.Shared(steps, **flags).after(dict(enumerate(applied))).steps
 
-    run = jax.vmap(added, (0, None, None), (0, None, 0))
-    first, second, third = run(mapped, single, jnp.array([1.0, 2.0]))
-    np.testing.assert_array_equal(first, [1, 2, 3])
-    assert second == 7
-    np.testing.assert_array_equal(third, [5, 6, 7])
-    assert [float(x) for x in shared._added([single] * 70, [single] * 70)] == [10.0] * 70
+    steps, mapped, single = jnp.array([0.0, 5.0, 5.0]), jnp.arange(3.0), jnp.float32(2)
+    got = jax.vmap(after, (None, 0, None))(steps, mapped, single)
+    np.testing.assert_array_equal(got, [[0, 7, 5], [1, 7, 5], [2, 7, 5]])
+    got = jax.vmap(after, (0, None, 0))(jnp.stack([steps, steps + 1, steps + 2]), single, mapped)
+    np.testing.assert_array_equal(got, [[2, 5, 5], [3, 7, 6], [4, 9, 7]])
+    got = jax.vmap(lambda k: (k, after(steps, single, single)), out_axes=(0, None))(mapped)
+    np.testing.assert_array_equal(got[1], [2, 7, 5])
+    assert after(jnp.full(70, 5.0), *[jnp.float32(5)] * 70).tolist() == [10.0] * 70
 
 
 def test_tensor_trains_of_each_part_of_a_mesh():

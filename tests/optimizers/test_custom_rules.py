@@ -289,7 +289,7 @@ def test_in_a_collection_it_takes_the_steps_of_a_native_rule(layout):
         state = jax.jit(collection.init)(jax.random.key(0))
         for _ in range(3):
             state = step(state, BATCH)
-        states.append(state)
+        states.append(collection.separated(state))
     got, want = states
     assert [float(got[name]["step"]) for name in collection.sharing] == [3, 3, 3]
     for name in ("own", "native", "train"):

@@ -32,7 +32,7 @@ def collection_of(rows, rule=RULE, takes_slots=True):
         "user": jax_tt.dense_table(10, 8, optimizer=rule),
     }
     specs = {"seen": jax_tt.Feature("item", combiner="mean"), "cart": jax_tt.Feature("item")}
-    return jax_tt.Collection(tables, {**specs, "user": jax_tt.Feature("user")})
+    return jax_tt.Collection(tables, {**specs, "user": jax_tt.Feature("user")}, stack=False)
 
 
 def stream(count, seed, pool=200):
@@ -440,7 +440,7 @@ def test_errors_of_disks(tmp_path):
     tiers, state = small_tiers(tmp_path / "rows", initializer=same)
     other, state = tiers.restore(state)
     assert other == b"first"
-    assert max(float(own.get("step", 0)) for own in state.values()) == 1
+    assert max(state["updates"]["step"]) == 1
     assert (tiers.read(state, "item", np.arange(8)) == before).all()
     tiers.close()
 
@@ -558,3 +558,43 @@ def test_sizes_of_tiers_are_those_of_the_store(tmp_path):
             tiers.grow_host("item", 1)
         tiers.save(state)
         tiers.close()
+
+
+def test_saves_and_dumps_are_by_table(tmp_path):
+    """What stands beside the rows, such as step counts and tables in a stack, fits whatever holds it."""
+    adam = jax_tt.optimizers.Adam(0.1)
+    tables = {
+        "item": jax_tt.dense_table(32, 4, optimizer=adam, takes_slots=True),
+        "b": jax_tt.dense_table(10, 4, optimizer=adam),
+        "a": jax_tt.dense_table(12, 4, optimizer=adam),
+    }
+    features = {name: jax_tt.Feature(name) for name in tables}
+    stacked = jax_tt.Collection(tables, features)
+    apart = jax_tt.Collection(dict(reversed(tables.items())), features, stack=False)
+    assert [[*stack.tables] for stack in stacked.stacks.values()] == [["a", "b"]]
+    step, tier = row_tiers_run.step_of(stacked), {"item": jax_tt.Tier(host_rows=64)}
+    batch = {
+        "item": np.arange(8)[:, None] * 2**40,
+        "a": np.ones((8, 1), int),
+        "b": np.ones((8, 1), int),
+    }
+    path, dump = tmp_path / "rows", tmp_path / "dump"
+    state = stacked.init(jax.random.key(0))
+    with jax_tt.Tiers(stacked, tier, path=path) as tiers:
+        for staged in tiers.prefetch([batch] * 3):
+            state, _ = step(tiers.load(state, staged), staged.batch)
+        tiers.save(state)
+        tiers.dump(state, "item", dump, progress=False)
+    want = stacked.separated(state)
+    for collection in (stacked, apart):
+        with jax_tt.Tiers(collection, tier, path=path) as tiers:
+            _, restored = tiers.restore(collection.init(jax.random.key(1)))
+        got = collection.separated(restored)
+        jax.tree.map(np.testing.assert_array_equal, [got["a"], got["b"]], [want["a"], want["b"]])
+        assert float(got["item"]["step"]) == 3
+        with jax_tt.Tiers(collection, tier) as tiers:
+            loaded = tiers.load_dump(
+                collection.init(jax.random.key(1)), "item", dump, progress=False
+            )
+        steps = {name: float(collection.of(loaded, name)["step"]) for name in tables}
+        assert steps == {"item": 3, "a": 0, "b": 0}

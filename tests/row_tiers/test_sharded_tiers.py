@@ -29,7 +29,7 @@ def collection_of(rows, mesh=None, placement=None):
     if mesh is not None:
         given = {} if placement is None else {"item": placement}
         tables = jax_tt.shard_tables(tables, mesh, "model", given)
-    return jax_tt.Collection(tables, FEATURES)
+    return jax_tt.Collection(tables, FEATURES, stack=False)
 
 
 LARGE = collection_of(POOL)
@@ -90,7 +90,7 @@ def check_directory_on(runs, path):
         other = jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=POOL, seed=SEED)})
         loaded = other.load_dump(state, "item", dump, progress=False)
         np.testing.assert_array_equal(other.read(loaded, "item", IDS), expected)
-        assert float(loaded["item"]["step"]) == 8 * (number + 1)
+        assert float(collection.of(loaded, "item")["step"]) == 8 * (number + 1)
         gone = IDS[drawn(draw)[0]]
         first = row_tiers_run.large_state(LARGE, IDS, SEED)["item"]
         here = np.isin(IDS, tiers.remove("item", gone))

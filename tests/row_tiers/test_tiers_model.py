@@ -89,10 +89,10 @@ class Model:
         path = self.path / f"dump-{self.dumps}"
         self.tiers.dump(self.state, "item", path, rows_per_file=31)
         self.tiers.close()
-        step = self.state["item"]["step"]
+        step = self.state["updates"]["step"]
         self.open(None)
         self.state = self.tiers.load_dump(self.state, "item", path)
-        self.state = {**self.state, "item": {**self.state["item"], "step": step}}
+        self.state = {**self.state, "updates": {**self.state["updates"], "step": step}}
 
     def read(self):
         some = self.draw.integers(0, POOL, self.draw.integers(0, 40))

@@ -9,26 +9,26 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
 from jax_tt._base.arguments import mismatch
 from jax_tt._base.keywords import ChecksKeywords, no_such
+from jax_tt._collection.by_table import Layout, parts_of_stacks
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.lookup_features import check_lookup
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
-from jax_tt._collection.training_state import tables_of
+from jax_tt._collection.training_state import Described, tables_of
 from jax_tt._ids.placement import Placement
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._layers.call import FeatureCalls
 from jax_tt._layers.linen.table import TableEmbed, fused_variable
-from jax_tt._lookup.shared import init_flags, is_shared
+from jax_tt._lookup.shared import init_shared
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, with_update, without_values
@@ -37,19 +37,11 @@ from jax_tt._table.table import Table
 
 
 class CollectedTable(TableEmbed):
-    """A table of an `EmbedCollection`, which has its step count, but not the flags that tables share."""
+    """A table of an `EmbedCollection`, which has its step count and the flags that tables share."""
 
     @nn.nowrap
     def _scaled(self, table: Table) -> Table:
         return table
-
-    @nn.nowrap
-    def _declare(self) -> dict[str, jax.Array]:
-        state = super()._declare()
-        if is_shared(self.described):
-            init = partial(jnp.zeros, (), jnp.float32)
-            state["step"] = fused_variable(self, "step", init)
-        return state
 
 
 class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
@@ -57,8 +49,8 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
 
     Every table is a submodule of the name that it has in ``tables``. Its variables have the names and are in the
     collections that they have in a layer of that table alone, except that all tables with an optimizer share a
-    sentinel and a flag ``used``, which are variables of this module. Calls of ``apply`` with a mutable collection
-    ``statistics`` count there what they look up; `jax_tt.Collection.statistics` reads it.
+    sentinel, a flag ``used`` and one array of step counts, which are variables of this module. Calls of ``apply`` with
+    a mutable collection ``statistics`` count there what they look up; `jax_tt.Collection.statistics` reads it.
 
     Attributes:
         tables, features, lookup, mesh, axis, placement, exchange: as in `jax_tt.EmbedCollection`.
@@ -106,7 +98,7 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
     @nn.nowrap
     def _described(self) -> Collection:
         tables = over_mesh(self.tables, self.mesh, self.axis, self.placement, self.exchange)
-        return Collection(tables, self.features)
+        return Collection(tables, self.features, stack=False)
 
     @nn.nowrap
     def _rebuilt(self, before: Collection, after: Collection) -> EmbedCollection:
@@ -136,7 +128,7 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
             name: CollectedTable(table, self.lookup, name=name)
             for name, table in self.collection.tables.items()
         }
-        self.flags = self._declare_flags()
+        self.updates = self._declare_shared()
 
     # Flax wraps only the methods that stand in the class itself.
     __call__ = FeatureCalls.__call__
@@ -168,20 +160,20 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
         """What a state has beside the tables."""
         counts = self.lookup.train and not self.is_initializing()
         if not counts or not self.is_mutable_collection(STATISTICS):
-            return self.flags
+            return self.updates
         totals = self.get_variable(STATISTICS, TOTALS, init_totals(lookups))
-        return {**self.flags, STATISTICS: {TOTALS: totals}}
+        return {**self.updates, STATISTICS: {TOTALS: totals}}
 
     @nn.nowrap
     def _count(self, totals: Any) -> None:
         self.put_variable(STATISTICS, TOTALS, totals)
 
     @nn.nowrap
-    def _declare_flags(self) -> dict[str, dict[str, Any]]:
+    def _declare_shared(self) -> dict[str, dict[str, Any]]:
         """What a state has of the scalars that tables share."""
         if not self.collection.sharing:
             return {}
-        first = init_flags()
+        first = init_shared(len(self.collection.sharing))
         return {
             UPDATES: {
                 name: fused_variable(self, name, lambda name=name: first[name]) for name in first
@@ -196,5 +188,6 @@ def _unshared(table: Table, name: str | None) -> Table:
 
 
 @tables_of.register(EmbedCollection)
-def _(model: EmbedCollection) -> Any:
-    return tables_of(model._described())
+def _(model: EmbedCollection) -> Described:
+    described = model._described()
+    return tables_of(described)._replace(layout=Layout(parts_of_stacks(described)))

@@ -23,7 +23,7 @@ from jax_tt._layers.change import carried, check_cores, check_state
 from jax_tt._layers.linen.collection import EmbedCollection
 from jax_tt._layers.linen.gradients import PARAMS
 from jax_tt._layers.linen.table import TableEmbed, trained_collection
-from jax_tt._lookup.shared import FLAGS, is_shared
+from jax_tt._lookup.shared import SHARED
 from jax_tt._table.change import Carry, Change, has_cache, maintain
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
@@ -178,9 +178,8 @@ def _result_and_state(returned: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _names(table: Table) -> tuple[str, ...]:
-    """The arrays of a table, and the step count of a table of a collection."""
-    step = ("step",) if is_shared(table) else ()
-    return (*table.spec.trained_names, *table.spec.buffers, *step)
+    """The arrays of a table."""
+    return (*table.spec.trained_names, *table.spec.buffers)
 
 
 def _place(described: Any, path: Path, key: Path) -> Path:
@@ -210,7 +209,7 @@ def _places(described: Any, path: Path, held: Mapping[Path, Any]) -> dict[Path, 
     for name, table in described.tables.items():
         own = _places(table, (*path, name), held)
         places |= {(name, *key): at for key, at in own.items()}
-    shared = [(UPDATES, flag) for flag in FLAGS]
+    shared = [(UPDATES, name) for name in SHARED]
     shared += [(STATISTICS, TOTALS, name) for name in described.tables]
     return places | {key: at for key in shared if (at := _place(described, path, key)) in held}
 

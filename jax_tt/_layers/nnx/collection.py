@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.insertion import insert_collection_keys
 from jax_tt._collection.listing import listing
 from jax_tt._collection.lookup_features import check_lookup
+from jax_tt._collection.stacks import Stack
 from jax_tt._collection.states import UPDATES, check_like
 from jax_tt._collection.statistics import (
     STATISTICS,
@@ -47,12 +47,12 @@ from jax_tt._layers.nnx.module import (
     read_state,
     write_state,
 )
-from jax_tt._layers.nnx.stacks import TablesOfStacks, described_stacks
+from jax_tt._layers.nnx.stacks import RowsOfVariable, TablesOfStacks, described_stacks
 from jax_tt._layers.nnx.table import TableEmbed
 from jax_tt._layers.pretrained import replacements
 from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts, OutOfRange
 from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
-from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
+from jax_tt._lookup.shared import SHARED, init_shared, is_shared
 from jax_tt._ops.inserting import Inserted
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.check import check_state
@@ -64,14 +64,9 @@ from jax_tt._table.table import Table
 class CollectedTable(TableEmbed):
     """A table of an `EmbedCollection`: its variables, and what can be done with it between steps.
 
-    A call of it returns rows outside of losses; only calls of the collection update a table with an optimizer.
-    ``counts`` is whether it has the count of its steps, which a collection with stacks has itself.
+    A call of it returns rows outside of losses; only calls of the collection update a table with an optimizer, and the
+    collection has the counts of its steps.
     """
-
-    def __init__(self, table: Table, lookup: Lookup, *, counts: bool, **options: Any) -> None:
-        super().__init__(table, lookup, **options)
-        if counts and is_shared(table):
-            self.step, self.step_names = FusedParam(jnp.zeros((), jnp.float32)), ("step",)
 
     def _scaled(self, table: Table) -> Table:
         return table
@@ -129,10 +124,11 @@ InStacks = Mapping[str, tuple[Table, Lookup]]
 class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     """Many tables of any kinds, looked up by feature in one call.
 
-    The variables of a table are in ``tables[name]``, under the names that they have in a layer of that table alone
-    (`EmbedBag`, `TTEmbedBag`), except that all tables with an optimizer share a sentinel and a flag ``used``, which are
-    variables of the collection. `states` and `set_states` convert between the two, e.g. for checkpoints. All variables
-    are by name: a state of the layer may be restored into one whose tables were given in another order.
+    Dense tables that are alike share variables, ``stacks[stack][array]``; the variables of another table are in
+    ``tables[name]``, under the names that they have in a layer of that table alone (`EmbedBag`, `TTEmbedBag`). All
+    tables with an optimizer share a sentinel, a flag ``used`` and one array of step counts, which are variables of the
+    collection. `states` and `set_states` convert between these and layers of single tables, e.g. for checkpoints. All
+    variables are by name: a state of the layer may be restored into one whose tables were given in another order.
 
     ``tables[name]`` also has the methods for row caches, for growth and for an order of ids, ``attend`` and ``top_k``;
     its attributes ``bounds``, ``method``, ``precision`` and ``axis_name`` may be set for this table alone.
@@ -147,9 +143,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             By default, tables are on one device, or on every device of a program.
         statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a
             variable `LookupCounts`.
-        stack: whether tables that are alike share variables, as in `jax_tt.Collection`: ``stacks[stack][array]`` are
-            the variables, ``tables[name]`` is a `jax_tt.nnx.StackedTable`. A step of many tables then costs what its
-            kernels cost, and not what the variables cost. `replaced` and growth take a layer without stacks.
+        stack: whether tables that are alike share variables, as in `jax_tt.Collection`; ``tables[name]`` is a
+            `jax_tt.nnx.StackedTable` then. A step of many tables costs what its kernels cost, and not what the
+            variables cost. Methods that grow or reorder such a table take a layer with ``stack=False``.
         rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
 
     Example:
@@ -183,8 +179,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
 
         >>> tables = {f"t{k}": jax_tt.dense_table(100 + k, 16, optimizer=adagrad) for k in range(26)}
         >>> features = {name: jax_tt.Feature(name) for name in tables}
-        >>> embed = jax_tt.EmbedCollection(tables, features, stack=True, rngs=nnx.Rngs(0))
-        >>> embed.stacks["dense_16"]["embedding"].shape, embed.tables["t3"].embedding[...].shape
+        >>> embed = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
+        >>> [stack] = embed.stacks.values()
+        >>> stack["embedding"].shape, embed.tables["t3"].embedding[...].shape
         ((2925, 16), (103, 16))
     """
 
@@ -202,7 +199,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         placement: Placement | Mapping[str, Placement] | str | None = None,
         exchange: Exchange | Mapping[str, Exchange] | None = None,
         statistics: bool = False,
-        stack: bool = False,
+        stack: bool = True,
         rngs: nnx.Rngs,
     ) -> None:
         check_lookup(lookup)
@@ -212,64 +209,79 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         self.features: Any = described.features  # hashable
         # Flax sorts the names of tables when it takes the module apart.
         self._names, self._stack = tuple(described.tables), stack
-        alone, states = TablesByName(), {}
+        alone, states, held = TablesByName(), {}, {}
         for name, table in described.tables.items():
             if name in described.stack_of:
-                states[name] = initial_rows(table, rngs)
+                states[name], held[name] = initial_rows(table, rngs), lookup
             else:
                 own = {"rngs": rngs, "hyperparameters": variables[name]}
-                alone[name] = CollectedTable(table, lookup, counts=not stack, **own)
-        if described.stacks:
-            self._hold(described, states, lookup, variables)
-            self.alone = nnx.data(alone)
-        else:
-            self.tables = nnx.data(alone)
+                alone[name] = CollectedTable(table, lookup, **own)
+        stacks = {name: stack.joined(states) for name, stack in described.stacks.items()}
+        stacks = variables_of(described.stacks, stacks)
+        self._hold(described, alone, stacks, held, variables)
         if described.sharing:
-            for name, value in init_flags().items():
+            for name, value in init_shared(len(described.sharing)).items():
                 setattr(self, name, FusedParam(value))
-            if stack:
-                self.step = FusedParam(jnp.zeros(len(described.sharing), jnp.float32))
         self.counts: dict[str, LookupCounts] | None = None
         if statistics:
             totals = init_totals(self._names)
             self.counts = nnx.data({name: LookupCounts(value) for name, value in totals.items()})
 
-    _in_stacks: InStacks = MappingProxyType({})
+    # Set by `model.eval()` and `model.train()`, for the tables in stacks.
+    deterministic = False
+    _in_stacks: InStacks | None = None
     # Those whose ids out of range have been counted, as a table alone has the count then.
     _counted: tuple[str, ...] = ()
 
     def _hold(
         self,
         described: Collection,
-        states: Mapping[str, Any],
-        lookup: Lookup,
-        variables: Mapping[str, Any],
+        alone: TablesByName,
+        stacks: Mapping[str, Mapping[str, nnx.Variable[Any]]],
+        lookups: Mapping[str, Lookup],
+        hyperparameters: Mapping[str, Mapping[str, nnx.Variable[Any]]],
     ) -> None:
-        """Keeps the tables that are in stacks."""
-        kinds = {n: FusedParam if s.is_fused else nnx.Param for n, s in described.stacks.items()}
-        self.stacks = nnx.data(
-            {
-                name: {array: kinds[name](value) for array, value in stack.joined(states).items()}
-                for name, stack in described.stacks.items()
-            }
-        )
-        tables = {name: without_values(described.tables[name]) for name in sorted(states)}
-        self._in_stacks = Frozen({name: (table, lookup) for name, table in tables.items()})
-        self.deterministic = False
-        held = {name: dict(variables[name]) for name in states if variables[name]}
-        self.hyperparameters = nnx.data(held)
-        self._count_out_of_range()
+        """Keeps tables in modules, and in stacks those with ``lookups``."""
+        counts = self._counts_out_of_range()
+        for name in ("alone", "stacks", "tables", "hyperparameters", "out_of_range"):
+            vars(self).pop(name, None)
+        if not lookups:
+            self.tables, self._in_stacks, self._counted = nnx.data(alone), None, ()
+            return
+        held = {name: (without_values(described.tables[name]), lookups[name]) for name in lookups}
+        self._in_stacks = Frozen({name: held[name] for name in sorted(held)})
+        self.alone, self.stacks = nnx.data(alone), nnx.data(dict(stacks))
+        of_held = {name: dict(hyperparameters[name]) for name in held if hyperparameters.get(name)}
+        self.hyperparameters = nnx.data(of_held)
+        self._count_out_of_range(counts)
 
-    def _count_out_of_range(self) -> None:
-        held = self._in_stacks
-        counts = {name for name, (_, lookup) in held.items() if lookup.bounds == "warn"}
-        if counts and not self._counted:
-            self.out_of_range = OutOfRange(jnp.zeros(len(held), jnp.int32))
-        self._counted = tuple(name for name in held if name in counts or name in self._counted)
+    def _counts_out_of_range(self) -> dict[str, jax.Array]:
+        """The counts so far of the tables in stacks that have one."""
+        if not self._counted or self._in_stacks is None:
+            return {}
+        counts = zip(self._in_stacks, self.out_of_range[...], strict=True)
+        return {name: count for name, count in counts if name in self._counted}
+
+    def _count_out_of_range(self, counts: Mapping[str, Any]) -> None:
+        """Keeps the variable of the counts where ids out of range are counted."""
+        held = self._in_stacks or {}
+        warned = {name for name, (_, lookup) in held.items() if lookup.bounds == "warn"}
+        self._counted = tuple(name for name in held if name in warned or name in counts)
+        if self._counted and not hasattr(self, "out_of_range"):
+            so_far = jnp.array([counts.get(name, 0) for name in held], jnp.int32)
+            self.out_of_range = OutOfRange(so_far)
 
     def _set_in_stack(self, name: str, table: Table, lookup: Lookup) -> None:
-        self._in_stacks = Frozen({**self._in_stacks, name: (table, lookup)})
-        self._count_out_of_range()
+        before, stacks = self._in_stacks or {}, self.collection.stacks
+        self._in_stacks = Frozen({**before, name: (table, lookup)})
+        if self.collection.stacks.keys() != stacks.keys():
+            self._in_stacks = Frozen(before)
+            expected = "one of the same class, as that of the other tables of its stack"
+            fix = "Build the layer with stack=False for tables with other arrays."
+            raise mismatch(
+                f"{name}: optimizer", table.update and table.update.optimizer, expected, fix
+            )
+        self._count_out_of_range(self._counts_out_of_range())
 
     def __str__(self) -> str:
         return listing(self.collection.tables, self._sizes())
@@ -290,9 +302,20 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     @property
     def collection(self) -> Collection:
         """The description of the tables, as they are now, and of the features."""
-        parts, held = self._parts, self._in_stacks
-        tables = tuple((n, held[n][0] if n in held else parts[n].table) for n in self._names)
-        return _collection(tables, self.features, self._stack)
+        tables = {name: part.table for name, part in self._parts.items()}
+        if self._in_stacks is not None:
+            tables |= {name: table for name, (table, _) in self._in_stacks.items()}
+        in_order = tuple((name, tables[name]) for name in self._names)
+        return _collection(in_order, self.features, self._stack)
+
+    @property
+    def steps(self) -> Mapping[str, RowsOfVariable]:
+        """The number of updates of every table with an optimizer, read and written as ``steps[name][...]``.
+
+        A table with a row cache has its own, ``tables[name].step``.
+        """
+        sharing, steps = self.collection.sharing, getattr(self, "step", None)
+        return Frozen({name: RowsOfVariable(steps, k) for k, name in enumerate(sharing)}, "table")
 
     @property
     def host_batch(self) -> Callable[..., Any]:
@@ -403,7 +426,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     def replaced(self, tables: Mapping[str, Any]) -> EmbedCollection:
         """The layer with other tables in place of some, e.g. compressed ones for serving.
 
-        The other tables share their variables with this layer: what trains one changes the other. A layer of its own is
+        The other tables share their variables with this layer, but for those of a stack that is not the same without
+        the tables that are replaced: what trains one changes the other. A layer of its own is
         ``nnx.merge(graphdef, jax.tree.map(jnp.copy, state))``, where ``graphdef, state = nnx.split(layer)``. Those of
         ``nnx.clone`` share arrays, and a step that donates the arrays of one deletes those of the other.
 
@@ -429,32 +453,40 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             (8, (1, 8))
         """
         before = self.collection
-        if self._stack:
-            fix = (
-                "Build it with stack=False; or take embed.collection.with_tables(embed.arrays(), tables) and "
-                "jax_tt.lookup_features."
-            )
-            raise mismatch("replaced", "a layer with stack=True", "one without stacks", fix)
         pairs = replacements(before.tables, tables)
-        after, _ = before.with_tables(self.arrays(), pairs)
-        layer = nnx.merge(*nnx.split(self))
-        for name, (_, state) in pairs.items():
-            given, old = GivenState(state), self.tables[name]
-            table = CollectedTable(
-                after.tables[name], old.lookup, counts=True, given=given, rngs=nnx.Rngs(0)
-            )
-            table.deterministic = old.deterministic
-            layer.tables[name] = table
-        if before.sharing and not after.sharing:
-            for flag in FLAGS:
-                delattr(layer, flag)
+        after, arrays = before.with_tables(self.arrays(), pairs)
+        layer: Any = nnx.merge(*nnx.split(self))
+        alone, lookups, hyperparameters = TablesByName(), {}, {}
+        for name, old in layer.tables.items():
+            if name not in pairs:
+                hyperparameters[name] = old.hyperparameters
+            if name in after.stack_of:
+                lookups[name] = old.lookup
+            elif name in pairs or name in before.stack_of:
+                own = {"given": GivenState(arrays[name]), "rngs": nnx.Rngs(0)}
+                own["hyperparameters"] = hyperparameters.get(name, {})
+                alone[name] = CollectedTable(after.tables[name], old.lookup, **own)
+                alone[name].deterministic = old.deterministic
+            else:
+                alone[name] = old
+        changed = {
+            name: one for name, one in after.stacks.items() if one != before.stacks.get(name)
+        }
+        stacks = {name: layer.stacks[name] for name in after.stacks if name not in changed}
+        stacks |= variables_of(changed, arrays)
+        layer._hold(after, alone, stacks, lookups, hyperparameters)
+        if not after.sharing and before.sharing:
+            for name in SHARED:
+                delattr(layer, name)
+        elif after.sharing != before.sharing:
+            layer.step = FusedParam(arrays[UPDATES]["step"])
         return layer
 
     def arrays(self) -> dict[str, dict[str, jax.Array]]:
         """The arrays by table and name: the state that ``collection`` and functions of a collection take."""
         state: dict[str, Any] = {
             name: {array: variable[...] for array, variable in held.items()}
-            for name, held in (self.stacks.items() if self._in_stacks else ())
+            for name, held in (self.stacks.items() if self._in_stacks is not None else ())
         }
         parts = self._parts
         state |= {name: read_state(parts[name]) for name in self._names if name in parts}
@@ -464,44 +496,44 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
 
     @property
     def _parts(self) -> dict[str, CollectedTable]:
-        return self.alone if self._in_stacks else self.tables
+        return self.tables if self._in_stacks is None else self.alone
 
     def _begin_stacks(self, arguments: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         state: dict[str, Any] = {}
         lookups: dict[str, Lookup] = {}
         inputs: dict[str, Any] = {}
-        if not self._in_stacks:
+        if self._in_stacks is None:
             return state, lookups, inputs
-        rows = self.collection.rows_by_table(self.arrays())
+        collection, arrays = self.collection, self.arrays()
         for k, (name, (table, lookup)) in enumerate(self._in_stacks.items()):
             variables = self.hyperparameters.get(name, {})
             fields = {field: variable.get_value() for field, variable in variables.items()}
             grad_scale, given = arguments[name]
             inputs[name] = step_inputs(table, grad_scale, given, fields)
             lookups[name] = for_evaluation(lookup) if self.deterministic else lookup
-            state[name] = rows[name]
+            state[name] = collection.rows_of(arrays, name)
             if lookups[name].train and lookup.bounds == "warn":
                 state[name][OUT_OF_RANGE] = self.out_of_range[...][k]
         return state, lookups, inputs
 
     def _finish_stacks(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        counted = [OUT_OF_RANGE in before[name] for name in self._in_stacks]
+        held = [*(self._in_stacks or ())]
+        counted = [OUT_OF_RANGE in before[name] for name in held]
         if not any(counted):
             return
         with WHERE_FLAX_ALLOWS:
             old = self.out_of_range[...]
             new = [
                 after[name][OUT_OF_RANGE] if counts else old[k]
-                for k, (name, counts) in enumerate(zip(self._in_stacks, counted, strict=True))
+                for k, (name, counts) in enumerate(zip(held, counted, strict=True))
             ]
             self.out_of_range.set_value(jnp.stack(new))
 
     def _shared(self, lookups: Mapping[str, Lookup]) -> dict[str, dict[str, Any]]:
         """What a state has beside the tables in a call with these options."""
         shared: dict[str, Any] = {}
-        if hasattr(self, FLAGS[0]):
-            names = ("step", *FLAGS) if self._stack else FLAGS
-            shared[UPDATES] = {name: getattr(self, name)[...] for name in names}
+        if hasattr(self, "step"):
+            shared[UPDATES] = {name: getattr(self, name)[...] for name in SHARED}
         if self.counts is not None and any(lookup.train for lookup in lookups.values()):
             shared[STATISTICS] = {TOTALS: {name: self.counts[name][...] for name in self._names}}
         return shared
@@ -510,6 +542,17 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         with WHERE_FLAX_ALLOWS:
             for name, counts in (self.counts or {}).items():
                 counts.set_value(totals[name])
+
+
+def variables_of(
+    stacks: Mapping[str, Stack], arrays: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, nnx.Variable[Any]]]:
+    """The variables of stacks with these arrays."""
+    kinds = {name: FusedParam if stack.is_fused else nnx.Param for name, stack in stacks.items()}
+    return {
+        name: {array: kind(value) for array, value in arrays[name].items()}
+        for name, kind in kinds.items()
+    }
 
 
 def initial_rows(table: Table, rngs: nnx.Rngs) -> dict[str, jax.Array]:
@@ -530,7 +573,7 @@ def write_arrays(embed: EmbedCollection, arrays: Mapping[str, Mapping[str, Any]]
     for name, table in embed._parts.items():
         for array in read_state(table):
             getattr(table, array).set_value(arrays[name][array])
-    for name, held in embed.stacks.items() if embed._in_stacks else ():
+    for name, held in embed.stacks.items() if embed._in_stacks is not None else ():
         for array, variable in held.items():
             variable.set_value(arrays[name][array])
     for name, value in arrays.get(UPDATES, {}).items():

@@ -91,7 +91,67 @@ class UpdateOption(LookupOption):
         layer.table = with_update(layer.table, update)
 
 
-class TableModule(TableCalls, ChecksKeywords, nnx.Module):
+class TableOptions:
+    """The description of a table, ``table``, and the options of its calls, ``lookup``, of which fields may be set."""
+
+    table: Any
+    lookup: Any
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.table.num_embeddings
+
+    @property
+    def features(self) -> int:
+        return self.table.features
+
+    @property
+    def name(self) -> str | None:
+        """The table's name in error messages."""
+        return self.table.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.table = with_name(self.table, name)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer that is fused into the backward pass."""
+        return None if self.table.update is None else self.table.update.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        if self.table.update is None:
+            raise ValueError(
+                f"optimizer: {self.table.ids.label}has no optimizer state; build the layer with "
+                f"optimizer={optimizer!r}."
+            )
+        update = dataclasses.replace(self.table.update, optimizer=optimizer)
+        check_static("optimizer", optimizer)
+        self.table = with_update(self.table, update)
+
+    bounds = LookupOption()
+    method = LookupOption()
+    axis_name = LookupOption()
+    precision = LookupOption()
+    skip_nonfinite = UpdateOption()
+    stochastic_rounding = UpdateOption()
+    max_gradient = UpdateOption()
+    frozen = UpdateOption()
+
+    @property
+    def host_batch(self) -> Callable[..., Any]:
+        """Prepares the ids of a data loader for a step: ``host_batch(ids, capacity=None, sharding=None, local=False)``.
+
+        It calls `jax_tt.pipeline.host_batch`. Ids out of range are treated as ``bounds`` says. It has the description
+        of the table and none of its arrays: pickled for the processes of a data loader it takes a few kilobytes, and
+        starts no device there.
+        """
+        pooled = isinstance(self, BagCalls)
+        return functools.partial(host_batch, self.table, pooled=pooled, bounds=self.lookup.bounds)
+
+
+class TableModule(TableOptions, TableCalls, ChecksKeywords, nnx.Module):
     """The state of a table in variables, and the common part of its calls.
 
     Args:
@@ -104,8 +164,6 @@ class TableModule(TableCalls, ChecksKeywords, nnx.Module):
     """
 
     hyperparameters: Mapping[str, Any] = MappingProxyType({})
-    # The step count of a table of a collection, which its description does not have.
-    step_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -150,14 +208,6 @@ class TableModule(TableCalls, ChecksKeywords, nnx.Module):
             self.description = TableDescription(jnp.asarray(notes))
 
     @property
-    def num_embeddings(self) -> int:
-        return self.table.num_embeddings
-
-    @property
-    def features(self) -> int:
-        return self.table.features
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the table: all that lookups need, without optimizer state."""
         return sizes(self.table.spec, read_state(self))[0]
@@ -167,40 +217,8 @@ class TableModule(TableCalls, ChecksKeywords, nnx.Module):
         """Bytes of the optimizer state of a fused table; 0 for other tables, whose state optax has."""
         return sizes(self.table.spec, read_state(self))[1]
 
-    @property
-    def name(self) -> str | None:
-        """The table's name in error messages."""
-        return self.table.name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        self.table = with_name(self.table, name)
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimizer that is fused into the backward pass."""
-        return None if self.table.update is None else self.table.update.optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: Optimizer) -> None:
-        if self.table.update is None:
-            raise ValueError(
-                f"optimizer: {self.table.ids.label}has no optimizer state; build the layer with "
-                f"optimizer={optimizer!r}."
-            )
-        update = dataclasses.replace(self.table.update, optimizer=optimizer)
-        check_static("optimizer", optimizer)
-        self.table = with_update(self.table, update)
-
     bounds = _Bounds()
-    method = LookupOption()
-    axis_name = LookupOption()
-    precision = LookupOption()
     combiner = LookupOption()
-    skip_nonfinite = UpdateOption()
-    stochastic_rounding = UpdateOption()
-    max_gradient = UpdateOption()
-    frozen = UpdateOption()
 
     @property
     def dtype(self) -> Any:
@@ -210,17 +228,6 @@ class TableModule(TableCalls, ChecksKeywords, nnx.Module):
     def state(self) -> dict[str, jax.Array]:
         """The arrays of the table by name: the state that methods of ``table`` take."""
         return read_state(self)
-
-    @property
-    def host_batch(self) -> Callable[..., Any]:
-        """Prepares the ids of a data loader for a step: ``host_batch(ids, capacity=None, sharding=None, local=False)``.
-
-        It calls `jax_tt.pipeline.host_batch`. Ids out of range are treated as ``bounds`` says. It has the description
-        of the table and none of its arrays: pickled for the processes of a data loader it takes a few kilobytes, and
-        starts no device there.
-        """
-        pooled = isinstance(self, BagCalls)
-        return functools.partial(host_batch, self.table, pooled=pooled, bounds=self.lookup.bounds)
 
     def _count_out_of_range(self) -> None:
         """Keeps the variable of the count where ids out of range are counted."""
@@ -274,7 +281,7 @@ class TableModule(TableCalls, ChecksKeywords, nnx.Module):
 
 def read_state(layer: TableModule) -> dict[str, jax.Array]:
     """Returns the arrays of a layer's table by name, and the step count of a table of a collection."""
-    names = (*layer.table.spec.trained_names, *layer.table.spec.buffers, *layer.step_names)
+    names = (*layer.table.spec.trained_names, *layer.table.spec.buffers)
     return {name: getattr(layer, name)[...] for name in names}
 
 

@@ -16,13 +16,12 @@ from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.training_state import Described
 from jax_tt._jax.reverse_only import refuse_gradient
 from jax_tt._layers.call import ScoreCalls
-from jax_tt._layers.nnx.module import LookupOption, UpdateOption
+from jax_tt._layers.nnx.module import TableOptions
 from jax_tt._layers.variables import WHERE_FLAX_ALLOWS
 from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
 from jax_tt._lookup.rows import lookup_rows
 from jax_tt._table.copies import with_update
 from jax_tt._table.options import Lookup
-from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
 
 
@@ -33,14 +32,6 @@ class RowsOfVariable:
 
     def __init__(self, variable: Any, at: int | slice) -> None:
         self._variable, self._at = variable, at
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self[...].shape
-
-    @property
-    def dtype(self) -> Any:
-        return self._variable.dtype
 
     def __getitem__(self, index: Any) -> jax.Array:
         return self._variable[...][self._at][index]
@@ -62,13 +53,25 @@ class RowsOfVariable:
 
     __jax_array__ = get_value
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self[...], name)
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         del copy
         return np.asarray(self[...], dtype)
 
 
-class StackedTable(ScoreCalls):
-    """A table of an `EmbedCollection` with ``stack=True``, whose rows are in the variables of a stack.
+def _of_value(name: str) -> Any:
+    return lambda rows, *others: getattr(rows[...], name)(*others)
+
+
+_TWO = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
+for _name in (*_TWO, *(f"r{two}" for two in _TWO), "neg", "abs", "float", "int", "len"):
+    setattr(RowsOfVariable, f"__{_name}__", _of_value(f"__{_name}__"))
+
+
+class StackedTable(TableOptions, ScoreCalls):
+    """A table of an `EmbedCollection` whose rows are in the variables of a stack.
 
     It is made anew by every ``embed.tables[name]``, and has no variables. What is set on it is set for this table of
     the layer: ``bounds``, ``method``, ``precision``, ``axis_name``, and what its optimizer does. Its arrays are read
@@ -80,12 +83,13 @@ class StackedTable(ScoreCalls):
         >>> from flax import nnx
         >>> tables = {name: jax_tt.dense_table(rows, 8) for name, rows in [("user", 100), ("ad", 50)]}
         >>> features = {name: jax_tt.Feature(name) for name in tables}
-        >>> embed = jax_tt.EmbedCollection(tables, features, stack=True, rngs=nnx.Rngs(0))
+        >>> embed = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
         >>> table = embed.tables["ad"]
         >>> table(jnp.array([3, 4])).shape, table.embedding[...].shape
         ((2, 8), (50, 8))
         >>> table.embedding[3] = 0.0
-        >>> embed.stacks["dense_8"]["embedding"][3]  # tables share in the order of their names
+        >>> [stack] = embed.stacks.values()
+        >>> stack["embedding"][3]  # tables share in the order of their names
         Array([0., 0., 0., 0., 0., 0., 0., 0.], dtype=float32)
     """
 
@@ -99,9 +103,8 @@ class StackedTable(ScoreCalls):
         embed, stack = self._embed, self._embed.collection.stack_of[self._name]
         if name not in stack.arrays:
             raise AttributeError(self._has_no(name))
-        first = stack.firsts[self._name]
-        rows = slice(first, first + self.table.num_embeddings)
-        return RowsOfVariable(embed.stacks[stack.name][name], rows)
+        first, count = stack.places[self._name]
+        return RowsOfVariable(embed.stacks[stack.name][name], slice(first, first + count))
 
     def __setattr__(self, name: str, value: Any) -> None:
         # An attribute of this object would be lost with it.
@@ -121,14 +124,6 @@ class StackedTable(ScoreCalls):
         return f"StackedTable({self._name!r}, {self.table!r})"
 
     @property
-    def step(self) -> RowsOfVariable:
-        """The number of updates, of a table with an optimizer."""
-        embed = self._embed
-        if self._name not in embed.collection.sharing:
-            raise AttributeError(self._has_no("step"))
-        return RowsOfVariable(embed.step, embed.collection.sharing.index(self._name))
-
-    @property
     def dtype(self) -> Any:
         """Type of the rows returned."""
         return jnp.dtype(self.lookup.dtype or self.embedding.dtype)
@@ -144,6 +139,11 @@ class StackedTable(ScoreCalls):
         return RowsOfVariable(
             self._embed.out_of_range, list(self._embed._in_stacks).index(self._name)
         )
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the layer is in evaluation, which counts nothing."""
+        return self._embed.deterministic
 
     @property
     def table(self) -> Table:
@@ -164,32 +164,17 @@ class StackedTable(ScoreCalls):
         instance_of("lookup", lookup, Lookup, "a jax_tt.Lookup")
         self._embed._set_in_stack(self._name, self.table, lookup)
 
-    bounds = LookupOption()
-    method = LookupOption()
-    axis_name = LookupOption()
-    precision = LookupOption()
-    skip_nonfinite = UpdateOption()
-    stochastic_rounding = UpdateOption()
-    max_gradient = UpdateOption()
-    frozen = UpdateOption()
-
-    @property
-    def num_embeddings(self) -> int:
-        return self.table.num_embeddings
-
-    @property
-    def features(self) -> int:
-        return self.table.features
+    cache = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the rows."""
-        return sizes(self.table.spec, self.state())[0]
+        return self.table.nbytes
 
     @property
     def optimizer_nbytes(self) -> int:
         """Bytes of the optimizer state."""
-        return sizes(self.table.spec, self.state())[1]
+        return self._embed.collection.sizes(self._embed.arrays())[self._name][1]
 
     def state(self) -> dict[str, Any]:
         """The arrays of the table by name, which are copied."""
@@ -209,7 +194,7 @@ class StackedTable(ScoreCalls):
                 "collection update it."
             )
             state |= dict(refuse_gradient(message, params))
-        counts = lookup.bounds == "warn" and not self._embed.deterministic
+        counts = lookup.bounds == "warn" and not self.deterministic
         state |= {OUT_OF_RANGE: self.out_of_range[...]} if counts else {}
         rows, after = lookup_rows(with_update(table, None), state, inputs, lookup)
         if counts:
@@ -238,7 +223,7 @@ class TablesOfStacks:
 
 def described_stacks(embed: Any) -> Described:
     """What an `EmbedCollection` says about its arrays in checkpoints, which are as those of a layer without stacks."""
-    held, tables = embed._in_stacks, "tables"
+    held, tables = embed._in_stacks or {}, "tables"
     parts = parts_of_stacks(embed.collection, stacks=("stacks",), tables=(tables,))
     if embed._counted:
         paths = [(tables, n, "out_of_range") if n in embed._counted else None for n in held]

@@ -278,7 +278,7 @@ def test_collections_grow():
     after, _ = jax.jit(partial(jax_tt.lookup_features, larger))(state, batch)
     jax.tree.map(np.testing.assert_array_equal, after, before)
     state, _ = jax.jit(stepped(larger, located=True))(state, batch)
-    assert [float(state[name]["step"]) for name in collection.sharing] == [1] * 3
+    assert state["updates"]["step"].tolist() == [1] * 3
     with pytest.raises(ValueError, match="max_load: got 2; expected a number from 0 to 1"):
         jax_tt.dynamic.grow_if_full(larger, state, max_load=2)
 

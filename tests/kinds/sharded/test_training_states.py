@@ -174,7 +174,7 @@ class _OfLinen:
             self.state = self._step(self.state, _batch(k))
 
     def rows(self):
-        collection = jax_tt.Collection(self.model.tables, FEATURES)
+        collection = jax_tt.Collection(self.model.tables, FEATURES, stack=False)
         arrays = {
             name: {
                 array: value
@@ -187,8 +187,8 @@ class _OfLinen:
             }
             for name in FEATURES
         }
-        flags = {name: self.state.fused[name] for name in ("used", "sentinel")}
-        return collection.separated({**arrays, "updates": flags})
+        shared = {name: self.state.fused[name] for name in ("step", "used", "sentinel")}
+        return collection.separated({**arrays, "updates": shared})
 
 
 class State(jax_tt.linen.TrainState):
@@ -272,11 +272,12 @@ def test_what_cannot_be_placed_is_refused():
         {**tables, "item": {"embedding": tables["item"]["embedding"]}}
     )
     assert "model: got a dict; expected a jax_tt.Collection" in _refusal(tables, {})
+    arrays = jax.jit(COLLECTION.init)(jax.random.key(0))
     pages = {"page_table": np.zeros(tables["item"]["page_table"].shape, np.int32)}
     with pytest.raises(
         ValueError, match=r"state\['item'\]\['page_table'\]: has the pages of another"
     ):
-        jax_tt.checkpoint.save_args(COLLECTION, {**tables, "item": {**tables["item"], **pages}})
+        jax_tt.checkpoint.save_args(COLLECTION, {**arrays, "item": {**arrays["item"], **pages}})
 
 
 class Towers(nnx.Module):

@@ -245,26 +245,27 @@ class TableGroup:
 
     def _parts(self, calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
         """The members in about equal parts that one native call takes."""
-        specs = [(call.use.table.spec, call.state) for call in calls]
-        # The arrays of a stack are those of one table.
-        arrays = [
-            0
-            if isinstance(state[spec.param_names[0]], Part)
-            else sum(map(len, (spec.param_names, *spec.stepped_names)))
-            for spec, state in specs
-        ]
-        total = sum(arrays[k] for k in members)
+        # The tables of a stack are in one part: two calls would copy the arrays that they share.
+        units: dict[Any, list[int]] = {}
+        for k in members:
+            first = calls[k].state[calls[k].use.table.spec.param_names[0]]
+            units.setdefault(first.key if isinstance(first, Part) else k, []).append(k)
+        sizes = {}
+        for key, (k, *_) in units.items():
+            spec = calls[k].use.table.spec
+            sizes[key] = sum(map(len, (spec.param_names, *spec.stepped_names)))
+        total = sum(sizes.values())
         most = max(1, -(-total // max(1, -(-total // self.calls.update.most_arrays))))
         parts: list[list[int]] = []
         size = ids = 0
-        for k in members:
-            count = math.prod(calls[k].batch.ids.shape[:2])
-            count = count if isinstance(count, int) else 0
+        for key, unit in units.items():
+            counts = [math.prod(calls[k].batch.ids.shape[:2]) for k in unit]
+            count = sum(count for count in counts if isinstance(count, int))
             if not parts or size >= most or ids + count > _MOST_IDS:
                 parts.append([])
                 size = ids = 0
-            parts[-1].append(k)
-            size += arrays[k]
+            parts[-1] += unit
+            size += sizes[key]
             ids += count
         return parts
 

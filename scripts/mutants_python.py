@@ -756,8 +756,8 @@ PYTHON = (
     Mutant(
         "steps of shared tables go to other tables",
         "jax_tt/_lookup/shared.py",
-        "after = dict(zip(applied, stepped, strict=True))",
-        "after = dict(zip(applied, stepped[::-1], strict=True))",
+        "of_tables = [applied.get(k, zero) for k in range(self.steps.shape[0])]",
+        "of_tables = [applied.get(k, zero) for k in range(self.steps.shape[0])][::-1]",
     ),
     Mutant(
         "the warning names the last of the ids out of range",
@@ -810,8 +810,8 @@ PYTHON = (
     Mutant(
         "stochastic rounding is not asked of native operations",
         "jax_tt/_native/table_call.py",
-        '"stochastic_rounding": update.rounds_stochastically(storage),',
-        '"stochastic_rounding": update.rounds_stochastically(storage) and storage is None,',
+        '"stochastic_rounding": update.rounds_stochastically(self.storage),',
+        '"stochastic_rounding": update.rounds_stochastically(self.storage) and False,',
     ),
     Mutant(
         "gradients that are not finite are not skipped natively",
@@ -2274,8 +2274,8 @@ PYTHON = (
     Mutant(
         "replaced tables of a collection train",
         "jax_tt/_layers/nnx/collection.py",
-        "table.deterministic = old.deterministic",
-        "table.deterministic = False",
+        "alone[name].deterministic = old.deterministic",
+        "alone[name].deterministic = False",
     ),
     Mutant(
         "evaluation is counted in statistics",

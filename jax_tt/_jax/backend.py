@@ -117,10 +117,10 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
     if symbolic or any(leaf.dtype == jnp.float64 for leaf in leaves):
         platforms = tuple(p for p in platforms if p != "cuda")
     functions = {platform: partial(native, platform) for platform in platforms}
-    if method == "auto" and any(isinstance(leaf, Tracer) for leaf in leaves):
-        functions, default, leaves = _traced_late(functions, reference, args)
-        return lax.platform_dependent(*leaves, default=default, **functions)
-    default = reference if method == "auto" else None
+    default: Any = reference if method == "auto" else None
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        functions, traced_late, args = _traced_late(functions, reference, args)
+        default = default and traced_late
     return lax.platform_dependent(*args, default=default, **functions)
 
 
@@ -144,7 +144,7 @@ def by_platform(
 
 def _traced_late(
     native: Mapping[str, Callable[..., Any]], reference: Callable[..., Any], args: Sequence[Any]
-) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any], list[Any]]:
+) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any], tuple[Any, ...]]:
     """Arguments of `jax.lax.platform_dependent` with which it does not trace the reference: functions of leaves.
 
     Arrays of numpy are not among the leaves: what follows from them alone is computed when a program is traced.
@@ -180,7 +180,7 @@ def _traced_late(
         return jax.tree.unflatten(structure, found)
 
     functions = {name: lambda *leaves, f=native[name]: f(*whole(leaves)) for name in others}
-    return {first: traced, **functions}, default, [every[k] for k in places]
+    return {first: traced, **functions}, default, tuple(every[k] for k in places)
 
 
 # ``function(*args)``, whose results have these types; it is traced when it is lowered.

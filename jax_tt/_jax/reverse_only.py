@@ -58,7 +58,7 @@ def first_order(operands: Tree) -> tuple[Tree, jax.Array | None]:
 
 def _stopped(x: Any) -> Any:
     # Scalars of numpy stay constants of the program.
-    return lax.stop_gradient(x) if _is_float(x) and (x.ndim or isinstance(x, Tracer)) else x
+    return lax.stop_gradient(x) if x.ndim or isinstance(x, Tracer) else x
 
 
 def of_first_order(results: Tree, witness: jax.Array | None) -> Tree:

@@ -83,7 +83,7 @@ class Moments(Optimizer):
         if self.by_norm:
             return slots
         (mu, nu, *count), b1, hyper = slots, hyper["b1"], with_counts(hyper, slots)
-        most = (1 - b1) / (b1 * hyper["learning_rate"])
+        most = jnp.divide(1 - b1, b1 * hyper["learning_rate"])
         rates = errors * jnp.minimum(most, _MOST_RATES / spacing[:, None])
         per_row = nu[:, None] if self.rowwise else nu
         unit = hyper["correction1"] * (jnp.sqrt(per_row / hyper["correction2"]) + hyper["eps"])

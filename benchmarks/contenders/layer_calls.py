@@ -22,6 +22,9 @@ STEPS: dict[str, Callable[..., Callable[..., Any]]] = {
     "nnx.jit, graph=False": lambda step, *modules: _bound(
         nnx.jit(step, donate_argnums=(0, 1), graph=False), *modules
     ),
+    "nnx.jit_partial": lambda step, *modules: nnx.jit_partial(
+        step, *modules, donate_argnums=(0, 1), graph=False
+    ),
 }
 EVALUATIONS: dict[str, Callable[..., Callable[..., Any]]] = {
     "nnx.jit": lambda function, *modules: _bound(nnx.jit(function), *modules),

@@ -320,15 +320,34 @@ class Collection:
     def replaced(self, state: States, arrays: States) -> dict[str, dict[str, Any]]:
         """``state`` with ``arrays``, of some or all tables, in place of its own.
 
+        Args:
+            state: the arrays before.
+            arrays: by name of a table, or of a stack as in ``state``; an array of a table that is in a stack is written
+                into a copy of the stack's.
+
         Raises:
             TypeError, ValueError: ``arrays`` are not by table and name, or a table does not have them.
+
+        >>> import jax, jax.numpy as jnp, jax_tt
+        >>> tables = {"ad": jax_tt.dense_table(50, 8), "user": jax_tt.dense_table(90, 8)}
+        >>> collection = jax_tt.Collection(tables, {"ad": jax_tt.Feature("ad"), "user": jax_tt.Feature("user")})
+        >>> state = collection.init(jax.random.key(0))
+        >>> state = collection.replaced(state, {"user": {"embedding": jnp.ones((90, 8))}})
+        >>> float(collection.of(state, "user")["embedding"].sum())
+        720.0
         """
         check_tables("state", state, state)
-        check_tables("arrays", arrays, state)
+        check_tables("arrays", arrays, [*state, *self.stack_of])
         for name, own in arrays.items():
-            trained = self._trained_names.get(name, ())
-            check_arrays(f"arrays[{name!r}]", own, dict.fromkeys((*trained, *state[name])))
-        return {name: {**own, **arrays.get(name, {})} for name, own in state.items()}
+            stack = self.stack_of.get(name)
+            known = stack.arrays if stack else (*self._trained_names.get(name, ()), *state[name])
+            check_arrays(f"arrays[{name!r}]", own, known)
+        after = {name: {**own, **arrays.get(name, {})} for name, own in state.items()}
+        stacked = [name for name in arrays if name in self.stack_of]
+        if not stacked:
+            return after
+        apart = self.apart(after)
+        return self.together(apart | {name: {**apart[name], **arrays[name]} for name in stacked})
 
     def overwritten(
         self, state: States, gradients: States

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
@@ -78,16 +78,23 @@ class Stack:
         for name, table in self.tables.items():
             check_state(table, states[name])
         return {
-            name: self._whole([states[table][name] for table in self.tables])
+            name: self._whole({table: states[table][name] for table in self.tables}, name)
             for name in self.arrays
         }
 
-    def _whole(self, parts: Sequence[Any]) -> jax.Array:
+    def _whole(self, by_table: Mapping[str, Any], name: str) -> jax.Array:
+        parts = list(by_table.values())
         if all(map(is_rows, parts)):
             array = parts[0].array
             places = [(part.first, part.count) for part in parts if part.array is array]
             if places == [*self.places.values()] and array.shape[0] == self.num_rows:
                 return array
+        first, *others = self.tables
+        for table in others:
+            if (got := by_table[table].dtype) != (expected := by_table[first].dtype):
+                fix = "The two tables share an array; stack=False gives each its own."
+                expected = f"{expected.name}, as table {first!r} has"
+                raise mismatch(f"{name} of table {table!r}", got.name, expected, fix)
         return jnp.concatenate([jnp.asarray(part) for part in taken(parts)])
 
     def check(self, argument: str, arrays: Mapping[str, Any]) -> None:

@@ -185,6 +185,11 @@ def test_states_by_table():
     state = stacked.joined(states)
     assert_same(stacked.of(state, "b")["embedding"], states["b"]["embedding"])
     assert stacked.sizes(state) == alone.sizes(alone.joined(states))
+    given = {
+        name: {"embedding": np.asarray(states[name]["embedding"]) + 1} for name in ("b", "odd")
+    }
+    replaced = alone.separated(alone.replaced(alone.joined(states), given))
+    assert_same(stacked.separated(stacked.replaced(state, given)), replaced)
     served, arrays = stacked.frozen(state)
     assert [[*stack.tables] for stack in served.stacks.values()] == [[*"abcd", "other"]]
     small = jax_tt.quantize(states["c"]["embedding"], bits=8)
@@ -217,6 +222,15 @@ def test_states_that_do_not_fit():
     states = stacked.separated(state)
     with pytest.raises(ValueError, match=r"a: embedding: got float32 of shape \(7, 6\)"):
         stacked.joined({**states, "a": states["b"], "b": states["a"]})
+    half = {**states["b"], "embedding": states["b"]["embedding"].astype(jnp.float16)}
+    with pytest.raises(ValueError, match=r"embedding of table 'b': got float16; expected float32"):
+        stacked.joined({**states, "b": half})
+    for given, message in (
+        ({"embedding": states["a"]["embedding"]}, r"b: embedding: got float32 of shape \(50, 6\)"),
+        ({"step": states["a"]["step"]}, "the array 'step', which the table does not have"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stacked.replaced(state, {"b": given})
     with pytest.raises(ValueError, match=rf"stack '{stack}'\. Collection\.joined takes"):
         jax_tt.lookup_features(stacked, states, batch_of(0))
     with pytest.raises(ValueError, match="the table 'e'"):

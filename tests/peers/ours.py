@@ -63,7 +63,10 @@ class Ours:
 
     def arrays(self, name: str) -> list[np.ndarray]:
         """An array of every table, e.g. a slot."""
-        return [np.asarray(self.state[table][name]) for table in self.collection.tables]
+        return [
+            np.asarray(self.collection.of(self.state, table)[name])
+            for table in self.collection.tables
+        ]
 
     def keyed(self, batch: Batch) -> jax_tt.KeyedBags:
         """With one capacity for all batches of these sizes, so that one program serves them."""

@@ -47,7 +47,7 @@ from jax_tt._table import checkpoint
 from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import DEFAULT_BOUNDS, check_static
-from jax_tt._table.parts_of_arrays import StackRows, taken
+from jax_tt._table.parts_of_arrays import taken
 from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
 
@@ -218,10 +218,7 @@ class Collection:
         stack = self.stack_of.get(table)
         if stack is None:
             return dict(state[table])
-        arrays, place = state[stack.name], stack.places[table]
-        if any(arrays[name].shape[0] != stack.num_rows for name in stack.arrays):
-            stack.check("state", arrays)
-        return {name: StackRows(arrays[name], (stack.name, name), *place) for name in stack.arrays}
+        return stack.rows_of(state[stack.name], table)
 
     def from_tables(self, states: States, shared: Mapping[str, Any]) -> dict[str, Any]:
         """The inverse of `rows_by_table`; ``shared`` is what the tables with an optimizer share, if there are any."""

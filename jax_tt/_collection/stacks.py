@@ -20,7 +20,7 @@ from jax_tt._base.arguments import mismatch
 from jax_tt._collection.frozen import Frozen
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.check import check_state
-from jax_tt._table.parts_of_arrays import is_rows, taken
+from jax_tt._table.parts_of_arrays import StackRows, is_rows, taken
 from jax_tt._table.table import Table
 from jax_tt.optimizers import ChangesAll, ReadsScaled
 
@@ -69,6 +69,22 @@ class Stack:
     def is_fused(self) -> bool:
         return next(iter(self.tables.values())).update is not None
 
+    def rows_of(self, arrays: Mapping[str, Any], table: str) -> dict[str, StackRows]:
+        """The arrays of a table by name, from those of the stack.
+
+        Raises:
+            ValueError: an array has not the rows of the stack.
+        """
+        first, count = self.places[table]
+        rows = {}
+        for name, shape in self.shapes.items():
+            # States of several models may be stacked along further axes.
+            axis = arrays[name].ndim - len(shape)
+            if arrays[name].shape[max(axis, 0)] != self.num_rows:
+                self.check("state", arrays)
+            rows[name] = StackRows(arrays[name], (self.name, name), first, count, axis)
+        return rows
+
     def joined(self, states: Mapping[str, Mapping[str, Any]]) -> dict[str, jax.Array]:
         """The arrays of the stack from those of all of its tables, which are not copied if they are all of its rows.
 
@@ -76,18 +92,24 @@ class Stack:
             TypeError, ValueError: a table lacks an array, or it does not fit the table.
         """
         for name, table in self.tables.items():
-            check_state(table, states[name])
+            check_state(table, {k: self._of_one_model(k, x) for k, x in states[name].items()})
         return {
             name: self._whole({table: states[table][name] for table in self.tables}, name)
             for name in self.arrays
         }
+
+    def _of_one_model(self, name: str, array: Any) -> Any:
+        shape, rank = getattr(array, "shape", ()), len(self.shapes.get(name, ()))
+        if len(shape) <= rank:
+            return array
+        return jax.ShapeDtypeStruct(shape[len(shape) - rank :], array.dtype)
 
     def _whole(self, by_table: Mapping[str, Any], name: str) -> jax.Array:
         parts = list(by_table.values())
         if all(map(is_rows, parts)):
             array = parts[0].array
             places = [(part.first, part.count) for part in parts if part.array is array]
-            if places == [*self.places.values()] and array.shape[0] == self.num_rows:
+            if places == [*self.places.values()] and array.shape[parts[0].axis] == self.num_rows:
                 return array
         first, *others = self.tables
         for table in others:
@@ -95,13 +117,14 @@ class Stack:
                 fix = "The two tables share an array; stack=False gives each its own."
                 expected = f"{expected.name}, as table {first!r} has"
                 raise mismatch(f"{name} of table {table!r}", got.name, expected, fix)
-        return jnp.concatenate([jnp.asarray(part) for part in taken(parts)])
+        arrays = [jnp.asarray(part) for part in taken(parts)]
+        return jnp.concatenate(arrays, arrays[0].ndim - len(self.shapes[name]))
 
     def check(self, argument: str, arrays: Mapping[str, Any]) -> None:
         """Raises unless arrays by name are those of the stack."""
         for name, shape in self.shapes.items():
             got = getattr(arrays.get(name), "shape", None)
-            if got != shape:
+            if got is None or got[-len(shape) :] != shape:
                 label = f"{argument}[{self.name!r}]"
                 expected = f"shape {shape}, with the rows of {', '.join(self.tables)}"
                 found = f"no array {name!r}" if got is None else f"{name!r} of shape {got}"
@@ -123,6 +146,9 @@ def stacks_of(tables: Mapping[str, Table]) -> Mapping[str, Stack]:
         # have another name to be refused.
         rows = repr([(name, tables[name].num_embeddings) for name in names])
         name = f"dense_{tables[names[0]].features}_{zlib.crc32(rows.encode()):08x}"
+        if name in tables:
+            got = f"the name {name!r}, which the stack of {', '.join(names)} has"
+            raise mismatch("tables", got, "another name, or stack=False")
         stacks[name] = Stack(name, Frozen({name: tables[name] for name in names}, "table"))
     return stacks
 

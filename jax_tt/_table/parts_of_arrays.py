@@ -7,6 +7,7 @@ so that no table has a cotangent of the whole array.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeGuard, TypeVar
 
@@ -41,11 +42,18 @@ class Part:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class StackRows(Part):
-    """Rows ``[first, first + count)`` of an array of a stack, which has the rows of several tables."""
+    """Rows ``[first, first + count)`` of an array of a stack, which has the rows of several tables.
+
+    Attributes:
+        axis: of the rows; those before it are of the models whose states are stacked.
+    """
+
+    axis: int = dataclasses.field(default=0, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.count, *self.array.shape[1:])
+        shape = self.array.shape
+        return (*shape[: self.axis], self.count, *shape[self.axis + 1 :])
 
     @property
     def dtype(self) -> Any:
@@ -57,11 +65,11 @@ class StackRows(Part):
 
     @property
     def size(self) -> int:
-        return self.array.size // self.array.shape[0] * self.count
+        return math.prod(self.shape)
 
     def taken(self) -> jax.Array:
         """The rows on their own, which are copied."""
-        return lax.slice_in_dim(self.array, self.first, self.first + self.count)
+        return lax.slice_in_dim(self.array, self.first, self.first + self.count, axis=self.axis)
 
 
 @jax.tree_util.register_dataclass

@@ -1,7 +1,9 @@
 """Stacks: tables that share their arrays give what they give one by one, bit for bit."""
 
+import copy
 import dataclasses
 import functools
+import pickle
 import re
 from typing import Any
 
@@ -393,6 +395,10 @@ def test_a_state_of_other_tables_does_not_fit():
         trees.add(jax.tree.structure(state))
         assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(12, 4)]
     assert len(trees) == len(sizes)
+    (name,) = collection.stacks
+    tables[name] = jax_tt.dense_table(3, 5)
+    with pytest.raises(ValueError, match=f"the name '{name}', which the stack of a, b has"):
+        jax_tt.Collection(tables, {name: Feature(name) for name in tables}).init(jax.random.key(0))
 
 
 def test_a_table_of_a_stacked_layer():
@@ -429,6 +435,50 @@ def test_a_table_of_a_stacked_layer():
         embed.tables["b"] = table
     with pytest.raises(AttributeError, match="stack=False"):
         table.grow(20)
+
+
+def test_rows_of_a_stacked_layer_are_taken_for_an_array():
+    rows = Tower(True).embed.tables["b"].embedding
+    values = rows[...]
+    for function in (
+        jnp.sum,
+        jnp.linalg.norm,
+        jax.jit(lambda x: x.T @ x),
+        lambda x: jnp.take(x, jnp.array([3]), axis=0),
+        lambda x: jnp.stack(list(x)),
+        lambda x: x[3:4] > x,
+        lambda x: x != 2 * x,
+        lambda x: round(x, 1),
+        lambda x: jax.tree.map(jnp.negative, {"rows": x})["rows"][...],
+        lambda x: copy.copy(x)[...],
+        lambda x: pickle.loads(pickle.dumps(x))[...],
+    ):
+        np.testing.assert_array_equal(function(rows), function(values))
+    assert "embedding" in dir(Tower(True).embed.tables["b"])
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(rows)
+
+
+def test_states_of_several_models():
+    """As `jax.vmap` and `nnx.vmap` stack them, along an axis before that of the rows."""
+    alone, stacked = both("row_wise")
+    states, want = (
+        jax.vmap(one.init)(jax.random.split(jax.random.key(0), 3)) for one in (stacked, alone)
+    )
+    assert_same(stacked.separated(states), alone.separated(want))
+    assert stacked.sizes(states)["b"] == alone.sizes(want)["b"]
+    values = {"b": {"embedding": stacked.of(states, "b")["embedding"] + 1}}
+    replaced = stacked.replaced(states, values)
+    assert jax.tree.map(jnp.shape, replaced) == jax.tree.map(jnp.shape, states)
+    assert_same(stacked.separated(replaced), alone.separated(alone.replaced(want, values)))
+    assert_same(stacked.trained(states), jax.vmap(stacked.trained)(states))
+
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def made(key: jax.Array) -> jax_tt.EmbedCollection:
+        return jax_tt.EmbedCollection(stacked.tables, FEATURES, rngs=nnx.Rngs(key))
+
+    embed = made(jax.random.split(jax.random.key(0), 3))
+    assert embed.states()["b"]["embedding"].shape == (3, 7, 6)
 
 
 def test_tables_of_a_stacked_layer_are_replaced():

@@ -29,9 +29,13 @@ class RowsOfVariable:
     """The rows of a table in a variable of its stack, read and written as a variable is, by ``[...]``."""
 
     __slots__ = ("_at", "_variable")
+    __hash__: None = None  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    def __init__(self, variable: Any, at: int | slice) -> None:
+    def __init__(self, variable: Any, at: Any) -> None:
         self._variable, self._at = variable, at
+
+    def __repr__(self) -> str:
+        return f"RowsOfVariable({self._variable!r}, {self._at!r})"
 
     def __getitem__(self, index: Any) -> jax.Array:
         return self._variable[...][self._at][index]
@@ -54,6 +58,9 @@ class RowsOfVariable:
     __jax_array__ = get_value
 
     def __getattr__(self, name: str) -> Any:
+        # What copies and pickles an object asks for methods before it has attributes.
+        if name.startswith("_"):
+            raise AttributeError(name)
         return getattr(self[...], name)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -65,9 +72,18 @@ def _of_value(name: str) -> Any:
     return lambda rows, *others: getattr(rows[...], name)(*others)
 
 
-_TWO = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
-for _name in (*_TWO, *(f"r{two}" for two in _TWO), "neg", "abs", "float", "int", "len"):
+_SIDES = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "and", "or"]
+_OTHERS = ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "round", "invert"]
+_OTHERS += ["bool", "int", "index", "float", "complex", "format", "iter", "len"]
+for _name in (*_SIDES, *(f"r{name}" for name in _SIDES), *_OTHERS):
     setattr(RowsOfVariable, f"__{_name}__", _of_value(f"__{_name}__"))
+
+# As variables are, so that functions of JAX take them.
+jax.tree_util.register_pytree_node(
+    RowsOfVariable,
+    lambda rows: ((rows[...],), None),
+    lambda _, children: RowsOfVariable(*children, at=...),
+)
 
 
 class StackedTable(TableOptions, ScoreCalls):
@@ -105,6 +121,9 @@ class StackedTable(TableOptions, ScoreCalls):
             raise AttributeError(self._has_no(name))
         first, count = stack.places[self._name]
         return RowsOfVariable(embed.stacks[stack.name][name], slice(first, first + count))
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._embed.collection.stack_of[self._name].arrays]
 
     def __setattr__(self, name: str, value: Any) -> None:
         # An attribute of this object would be lost with it.

@@ -70,12 +70,13 @@ class Collection:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
             backward pass; the others have ordinary gradients.
         features: `Feature` by name. Features that share a table are looked up in it together, as one batch.
-        stack: whether dense tables with the same width, types and class of optimizer share their arrays, one after
-            another along the first axis: a program then has the arrays of a few tables, and costs less to call and to
-            compile. ``stacks`` names the tables of each. The state has the arrays of a stack under its name; `of`
-            returns the arrays of a table. What is computed is the same. The tables share in the order of their names,
-            so that a state fits whatever order they are given in, and the name of a stack depends on the names and
-            sizes of its tables, so that no state of others does.
+        stack: which dense tables with the same width, types and class of optimizer share their arrays, one after
+            another along the first axis: by default those with an optimizer; with True also those without one, which
+            are one parameter together for optax then; with False none. A program then has the arrays of a few tables,
+            and costs less to call and to compile. ``stacks`` names the tables of each. The state has the arrays of a
+            stack under its name; `of` returns the arrays of a table. What is computed is the same. The tables share in
+            the order of their names, so that a state fits whatever order they are given in, and the name of a stack
+            depends on the names and sizes of its tables, so that no state of others does.
 
     Raises:
         TypeError, ValueError: a feature has an unknown table, or a table has no feature.
@@ -117,7 +118,7 @@ class Collection:
 
     tables: Mapping[str, Table]
     features: Mapping[str, Feature]
-    stack: bool = True
+    stack: bool | None = None
 
     def __post_init__(self) -> None:
         tables = _checked("tables", self.tables, Table, "jax_tt.dense_table(1000, 16)")
@@ -141,7 +142,8 @@ class Collection:
                 got = f"the name {name!r}, which is reserved for arrays that all tables share"
                 raise mismatch("tables", got, "another name")
         named = {name: with_name(_sharing(table), name) for name, table in tables.items()}
-        instance_of("stack", self.stack, bool, "True or False")
+        if self.stack is not None:
+            instance_of("stack", self.stack, bool, "True, False or None")
         object.__setattr__(self, "tables", Frozen(named, "table"))
         object.__setattr__(self, "features", Frozen(features, "feature"))
 
@@ -187,7 +189,10 @@ class Collection:
     @functools.cached_property
     def stacks(self) -> Mapping[str, Stack]:
         """The tables that share arrays, by the name of the stack that has them."""
-        return stacks_of(self.tables) if self.stack else {}
+        if self.stack is False:
+            return {}
+        sharing = {n: t for n, t in self.tables.items() if self.stack or t.update is not None}
+        return stacks_of(sharing)
 
     @functools.cached_property
     def stack_of(self) -> Mapping[str, Stack]:
@@ -319,8 +324,8 @@ class Collection:
 
         Args:
             state: the arrays before.
-            arrays: by name of a table, or of a stack as in ``state``; an array of a table that is in a stack is written
-                into a copy of the stack's.
+            arrays: by name of a table, or of a stack as in ``state``. An array of a table that is in a stack is written
+                into a copy of the stack's, and the step count of a table, which `of` returns, into one of all counts.
 
         Raises:
             TypeError, ValueError: ``arrays`` are not by table and name, or a table does not have them.
@@ -335,16 +340,23 @@ class Collection:
         """
         check_tables("state", state, state)
         check_tables("arrays", arrays, [*state, *self.stack_of])
+        by_table = {}
         for name, own in arrays.items():
-            stack = self.stack_of.get(name)
+            stack, steps = self.stack_of.get(name), ("step",) if name in self.sharing else ()
             known = stack.arrays if stack else (*self._trained_names.get(name, ()), *state[name])
-            check_arrays(f"arrays[{name!r}]", own, known)
-        after = {name: {**own, **arrays.get(name, {})} for name, own in state.items()}
-        stacked = [name for name in arrays if name in self.stack_of]
-        if not stacked:
+            check_arrays(f"arrays[{name!r}]", own, (*known, *steps))
+            if stack or (steps and "step" in own):
+                by_table[name] = own
+        after = {
+            name: {**own, **(arrays.get(name, {}) if name not in by_table else {})}
+            for name, own in state.items()
+        }
+        if not by_table:
             return after
         apart = self.apart(after)
-        return self.together(apart | {name: {**apart[name], **arrays[name]} for name in stacked})
+        return self.together(
+            apart | {name: {**apart[name], **own} for name, own in by_table.items()}
+        )
 
     def overwritten(
         self, state: States, gradients: States
@@ -478,7 +490,8 @@ class Collection:
             if name in self.tables:
                 table = self.separated_tables[name]
                 tables[name], states[name] = freeze(table, checkpoint.of_rows(table, own))
-        frozen = dataclasses.replace(self, tables=tables)
+        # What optax would train as one parameter is only read.
+        frozen = dataclasses.replace(self, tables=tables, stack=self.stack is not False)
         return frozen, frozen.from_tables(states, {})
 
     def with_tables(
@@ -612,7 +625,7 @@ class Collection:
         if updates["step"].shape != (len(self.sharing),):
             raise mismatch("state['updates']['step']", updates["step"], (len(self.sharing),))
         places = [self.sharing.index(name) for name in self.tables if name in self.sharing]
-        steps = updates["step"]
+        steps = jnp.asarray(updates["step"])
         if places != sorted(places):
             steps = steps[np.array(places)]
         return Shared(steps, updates["sentinel"], updates["used"])

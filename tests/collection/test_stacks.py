@@ -53,7 +53,7 @@ def both(rule: str, **options: Any) -> tuple[jax_tt.Collection, jax_tt.Collectio
     }
     tables["odd"] = jax_tt.dense_table(20, 5, optimizer=kind and kind(0.1))
     tables["other"] = jax_tt.dense_table(20, 6, optimizer=optimizers.FTRL(0.1))
-    stacked = jax_tt.Collection(tables, FEATURES)
+    stacked = jax_tt.Collection(tables, FEATURES, stack=None if kind else True)
     return dataclasses.replace(stacked, stack=False), stacked
 
 
@@ -207,6 +207,17 @@ def test_states_by_table():
     assert stacked.statistics(counting)["a"].requests == 21
 
 
+def test_states_of_numpy():
+    """As they come from a file, outside of ``jit`` too; the steps of Adam's tables are read by table."""
+    for collection in both("adam"):
+        state = collection.init(jax.random.key(0))
+        found, want = (
+            jax_tt.lookup_features(collection, one, batch_of(0), bounds="zero")[0]
+            for one in (jax.tree.map(np.asarray, state), state)
+        )
+        assert_same(found, want)
+
+
 def test_states_that_do_not_fit():
     _, stacked = both("row_wise")
     state = stacked.init(jax.random.key(0))
@@ -229,7 +240,7 @@ def test_states_that_do_not_fit():
         stacked.joined({**states, "b": half})
     for given, message in (
         ({"embedding": states["a"]["embedding"]}, r"b: embedding: got float32 of shape \(50, 6\)"),
-        ({"step": states["a"]["step"]}, "the array 'step', which the table does not have"),
+        ({"used": states["a"]["used"]}, "the array 'used', which the table does not have"),
     ):
         with pytest.raises(ValueError, match=message):
             stacked.replaced(state, {"b": given})
@@ -384,13 +395,38 @@ def test_a_state_fits_tables_in_another_order():
     assert_same(layers[1].states(), layers[0].states())
 
 
+def test_tables_without_an_optimizer_stay_apart():
+    """Optax would take them for one parameter; those that are only read are not trained."""
+    tables = dict(both("optax")[0].tables)
+    by_default = jax_tt.Collection(tables, FEATURES)
+    assert not by_default.stacks
+    embed = jax_tt.EmbedCollection(tables, FEATURES, rngs=nnx.Rngs(0))
+    rates = {"b": optax.sgd(0.1), "rest": optax.set_to_zero()}
+    before = embed.states()
+    labels = nnx.map_state(
+        lambda path, _: "b" if "b" in path else "rest", nnx.state(embed, nnx.Param)
+    )
+    opt = jax_tt.FusedOptimizer(embed, optax.multi_transform(rates, labels))
+    opt.update(embed, jax_tt.grad(lambda m: jnp.sum(m(batch_of(0))["weighted"] ** 2))(embed))
+    changed = [
+        n
+        for n, own in embed.states().items()
+        if not jnp.array_equal(*(one["embedding"] for one in (own, before[n])))
+    ]
+    assert changed == ["b"]
+    state = by_default.init(jax.random.key(0))
+    for collection, count in ((by_default, 1), (dataclasses.replace(by_default, stack=False), 0)):
+        assert len(collection.frozen(state)[0].stacks) == count
+
+
 def test_a_state_of_other_tables_does_not_fit():
     """Of other names, and of other sizes, with as many rows in all."""
     sizes = ({"a": 5, "b": 7}, {"a": 5, "c": 7}, {"a": 7, "b": 5})
     trees = set()
     for rows in sizes:
         tables = {name: jax_tt.dense_table(count, 4) for name, count in rows.items()}
-        collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+        features = {name: Feature(name) for name in tables}
+        collection = jax_tt.Collection(tables, features, stack=True)
         state = jax.eval_shape(collection.init, jax.random.key(0))
         trees.add(jax.tree.structure(state))
         assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(12, 4)]
@@ -398,7 +434,9 @@ def test_a_state_of_other_tables_does_not_fit():
     (name,) = collection.stacks
     tables[name] = jax_tt.dense_table(3, 5)
     with pytest.raises(ValueError, match=f"the name '{name}', which the stack of a, b has"):
-        jax_tt.Collection(tables, {name: Feature(name) for name in tables}).init(jax.random.key(0))
+        jax_tt.Collection(tables, {**features, name: Feature(name)}, stack=True).init(
+            jax.random.key(0)
+        )
 
 
 def test_a_table_of_a_stacked_layer():

@@ -143,9 +143,10 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             By default, tables are on one device, or on every device of a program.
         statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a
             variable `LookupCounts`.
-        stack: whether tables that are alike share variables, as in `jax_tt.Collection`; ``tables[name]`` is a
-            `jax_tt.nnx.StackedTable` then. A step of many tables costs what its kernels cost, and not what the
-            variables cost. Methods that grow or reorder such a table take a layer with ``stack=False``.
+        stack: which tables that are alike share variables, as in `jax_tt.Collection`, by default those with an
+            optimizer; ``tables[name]`` is a `jax_tt.nnx.StackedTable` then. A step of many tables costs what its
+            kernels cost, and not what the variables cost. Methods that grow or reorder such a table take a layer with
+            ``stack=False``.
         rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
 
     Example:
@@ -199,7 +200,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         placement: Placement | Mapping[str, Placement] | str | None = None,
         exchange: Exchange | Mapping[str, Exchange] | None = None,
         statistics: bool = False,
-        stack: bool = True,
+        stack: bool | None = None,
         rngs: nnx.Rngs,
     ) -> None:
         check_lookup(lookup)
@@ -602,5 +603,7 @@ def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]
 
 
 @functools.lru_cache(maxsize=64)
-def _collection(tables: tuple[tuple[str, Table], ...], features: Any, stack: bool) -> Collection:
+def _collection(
+    tables: tuple[tuple[str, Table], ...], features: Any, stack: bool | None
+) -> Collection:
     return Collection(dict(tables), features, stack)

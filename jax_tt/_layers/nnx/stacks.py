@@ -99,7 +99,7 @@ class StackedTable(TableOptions, ScoreCalls):
         >>> from flax import nnx
         >>> tables = {name: jax_tt.dense_table(rows, 8) for name, rows in [("user", 100), ("ad", 50)]}
         >>> features = {name: jax_tt.Feature(name) for name in tables}
-        >>> embed = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
+        >>> embed = jax_tt.EmbedCollection(tables, features, stack=True, rngs=nnx.Rngs(0))
         >>> table = embed.tables["ad"]
         >>> table(jnp.array([3, 4])).shape, table.embedding[...].shape
         ((2, 8), (50, 8))

@@ -23,7 +23,7 @@ STEPS: dict[str, Callable[..., Callable[..., Any]]] = {
         nnx.jit(step, donate_argnums=(0, 1), graph=False), *modules
     ),
     "nnx.jit_partial": lambda step, *modules: nnx.jit_partial(
-        step, *modules, donate_argnums=(0, 1), graph=False
+        step, *modules, donate_argnums=0, graph=False
     ),
 }
 EVALUATIONS: dict[str, Callable[..., Callable[..., Any]]] = {

@@ -47,7 +47,7 @@ from jax_tt._table import checkpoint
 from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import DEFAULT_BOUNDS, check_static
-from jax_tt._table.parts_of_arrays import taken
+from jax_tt._table.parts_of_arrays import StackRows, taken
 from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
 
@@ -211,7 +211,11 @@ class Collection:
             TypeError, ValueError: ``state`` lacks an array, or there is no such table.
         """
         expect_names("table", "table", [table], self.tables)
-        return taken(self.apart(state)[table])
+        self.check(state)
+        own = taken(self.rows_of(state, table))
+        if table in self.sharing:
+            own["step"] = state[UPDATES]["step"][..., self.sharing.index(table)]
+        return own
 
     def rows_by_table(self, state: States) -> dict[str, dict[str, Any]]:
         """The arrays of every table by name, with `StackRows` in place of those in stacks."""
@@ -223,7 +227,14 @@ class Collection:
         stack = self.stack_of.get(table)
         if stack is None:
             return dict(state[table])
-        return stack.rows_of(state[stack.name], table)
+        arrays, place, rows = state[stack.name], stack.places[table], {}
+        for name, shape in stack.shapes.items():
+            # States of several models may be stacked along further axes.
+            axis = arrays[name].ndim - len(shape)
+            if arrays[name].shape[max(axis, 0)] != stack.num_rows:
+                stack.check("state", arrays)
+            rows[name] = StackRows(arrays[name], (stack.name, name), *place, axis)
+        return rows
 
     def from_tables(self, states: States, shared: Mapping[str, Any]) -> dict[str, Any]:
         """The inverse of `rows_by_table`; ``shared`` is what the tables with an optimizer share, if there are any."""
@@ -325,7 +336,8 @@ class Collection:
         Args:
             state: the arrays before.
             arrays: by name of a table, or of a stack as in ``state``. An array of a table that is in a stack is written
-                into a copy of the stack's, and the step count of a table, which `of` returns, into one of all counts.
+                into a copy of the stack's, or into the stack in a program that donates it, and the step count of a
+                table, which `of` returns, into one of all counts.
 
         Raises:
             TypeError, ValueError: ``arrays`` are not by table and name, or a table does not have them.

@@ -173,14 +173,14 @@ def embed(
         batches = {name: without_ids_if(refused, one) for name, one in batches.items()}
     if any(table.ids.takes_keys for table in tables.values()):
         batches |= _found_keys(uses, state, batches)
-    shares = collection.stacks or isinstance(batch, KeyedBags)
-    in_place = bool(shares) and _in_place(collection, state, batches, uses)
-    flat = in_place and isinstance(batch, KeyedBags)
-    flats = flat_bags(collection, batch, requests, storages, refused) if flat else {}
+    in_place = _in_place(collection, uses)
+    flats = {}
+    if isinstance(batch, KeyedBags) and in_place and explicit_mesh((state, batches)) is None:
+        found = flat_bags(collection, batch, requests, storages, refused)
+        flats = {name: found[name] for name in found if name in in_place}
     counting = {name: tables[name].num_embeddings for name in flats if OUT_OF_RANGE in state[name]}
     counts = count_out_of_range(flats, counting) if counting else {}
-    if collection.stacks and not in_place:
-        state = taken(state)
+    state = {name: own if name in in_place else taken(own) for name, own in state.items()}
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
         own = {
@@ -197,7 +197,7 @@ def embed(
         # Where preparation has changed the batch, it is no part of the others any more.
         same = all(getattr(call.batch, k) is getattr(ids, k) for k in BATCH_ARRAYS)
         flat = flats.get(name) if same else None
-        if flat or (in_place and name in collection.stack_of):
+        if flat or (name in in_place and name in collection.stack_of):
             bound = dataclasses.replace(call.use, has_parts=True)
             call = call._replace(use=bound, flat=flat)
         calls.append(call)
@@ -233,21 +233,19 @@ def embed(
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
 
 
-def _in_place(
-    collection: Collection,
-    state: States,
-    batches: Mapping[str, Batch],
-    uses: Mapping[str, BoundTable],
-) -> bool:
-    """Whether native ops may take parts of shared arrays where they are: these are whole on a device."""
-    if get_abstract_mesh().manual_axes or explicit_mesh((state, batches)) is not None:
-        return False
-    return all(
-        not use.execution.devices
-        and use.lookup.axis_name is None
-        and (use.execution.group is not None or name not in collection.stack_of)
+def _in_place(collection: Collection, uses: Mapping[str, BoundTable]) -> set[str]:
+    """The tables whose native ops may take parts of shared arrays where they are, all or none of a stack."""
+    if get_abstract_mesh().manual_axes:
+        return set()
+    able = {
+        name
         for name, use in uses.items()
-    )
+        if not use.execution.devices
+        and use.lookup.axis_name is None
+        and use.execution.group is not None
+    }
+    apart = [stack for stack in collection.stacks.values() if not able.issuperset(stack.places)]
+    return able.difference(*(stack.places for stack in apart))
 
 
 def _found_keys(

@@ -15,12 +15,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
 
 from jax_tt._base.arguments import mismatch
 from jax_tt._collection.frozen import Frozen
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.check import check_state
-from jax_tt._table.parts_of_arrays import StackRows, is_rows, taken
+from jax_tt._table.parts_of_arrays import (
+    is_rows,
+    neighbours_joined,
+    taken,
+)
 from jax_tt._table.table import Table
 from jax_tt.optimizers import ChangesAll, ReadsScaled
 
@@ -69,22 +75,6 @@ class Stack:
     def is_fused(self) -> bool:
         return next(iter(self.tables.values())).update is not None
 
-    def rows_of(self, arrays: Mapping[str, Any], table: str) -> dict[str, StackRows]:
-        """The arrays of a table by name, from those of the stack.
-
-        Raises:
-            ValueError: an array has not the rows of the stack.
-        """
-        first, count = self.places[table]
-        rows = {}
-        for name, shape in self.shapes.items():
-            # States of several models may be stacked along further axes.
-            axis = arrays[name].ndim - len(shape)
-            if arrays[name].shape[max(axis, 0)] != self.num_rows:
-                self.check("state", arrays)
-            rows[name] = StackRows(arrays[name], (self.name, name), first, count, axis)
-        return rows
-
     def joined(self, states: Mapping[str, Mapping[str, Any]]) -> dict[str, jax.Array]:
         """The arrays of the stack from those of all of its tables, which are not copied if they are all of its rows.
 
@@ -106,19 +96,33 @@ class Stack:
 
     def _whole(self, by_table: Mapping[str, Any], name: str) -> jax.Array:
         parts = list(by_table.values())
-        if all(map(is_rows, parts)):
-            array = parts[0].array
-            places = [(part.first, part.count) for part in parts if part.array is array]
-            if places == [*self.places.values()] and array.shape[parts[0].axis] == self.num_rows:
-                return array
-        first, *others = self.tables
+        axis = parts[0].ndim - len(self.shapes[name])
+        firsts = [first for first, _ in self.places.values()]
+        array: Any = next((part.array for part in parts if is_rows(part)), None)
+        if array is not None and array.shape[axis] != self.num_rows:
+            array = None
+        moved = [
+            (first, part)
+            for first, part in zip(firsts, parts, strict=True)
+            if not is_rows(part) or part.array is not array or part.first != first
+        ]
+        if not moved:
+            return parts[0].array
+        one, *others = self.tables
         for table in others:
-            if (got := by_table[table].dtype) != (expected := by_table[first].dtype):
+            if (got := by_table[table].dtype) != (expected := by_table[one].dtype):
                 fix = "The two tables share an array; stack=False gives each its own."
-                expected = f"{expected.name}, as table {first!r} has"
+                expected = f"{expected.name}, as table {one!r} has"
                 raise mismatch(f"{name} of table {table!r}", got.name, expected, fix)
-        arrays = [jnp.asarray(part) for part in taken(parts)]
-        return jnp.concatenate(arrays, arrays[0].ndim - len(self.shapes[name]))
+        if isinstance(array, Tracer):
+            # The rest of a donated stack stays where it is.
+            for first, part in moved:
+                rows: Any = taken(part)
+                array = lax.dynamic_update_slice_in_dim(array, rows, first, axis)
+            return array
+        return jnp.concatenate(
+            [jnp.asarray(part) for part in taken(neighbours_joined(parts))], axis
+        )
 
     def check(self, argument: str, arrays: Mapping[str, Any]) -> None:
         """Raises unless arrays by name are those of the stack."""

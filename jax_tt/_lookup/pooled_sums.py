@@ -140,11 +140,12 @@ def pooled_sums(
         return _sums_with_added(calls, wide, shared, together)
     if wide is not None and any(call.use.shard for call in calls):
         return wide.joined(pooled_sums(calls, None, shared, together))
-    if explicit_mesh(calls) is not None:
+    together = dict(together)
+    if explicit_mesh((calls, together)) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
         specs = tuple(like_segments(call.batch) for call in calls)
-        return over_explicit_axes(_sums_in_automatic_mode, (calls, shared), specs)
+        return over_explicit_axes(_sums_in_automatic_mode, (calls, shared, together), specs)
     by_rule: dict[int, Call] = {}
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):
@@ -163,7 +164,7 @@ def pooled_sums(
             shape = batch.num_segments, batch.num_bags, 1
             limit = rearranged(partial(join_sums, batch=call.batch), shape, limit)
         by_rule[k] = call._replace(state={**state, **trained}, batch=batch, limit=limit)
-    shared, together = reverse_only((shared, dict(together)))
+    shared, together = reverse_only((shared, together))
     if wide is not None and not sums:
         return _sums(list(by_rule.values()), shared, together, wide)
     if by_rule:
@@ -207,9 +208,9 @@ def _call_of(added: MissingRows) -> Call:
     return Call(use, jax.lax.stop_gradient(rows), batch, ())
 
 
-def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any:
-    calls, shared = inputs
-    return pooled_sums(calls, None, shared)
+def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None, SharedArrays]) -> Any:
+    calls, shared, together = inputs
+    return pooled_sums(calls, None, shared, together)
 
 
 @jax.custom_vjp

@@ -52,7 +52,10 @@ class Operands(NamedTuple):
         return jax.ShapeDtypeStruct(shape, self.accum)
 
 
-def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
+def make_operands(
+    table: Table, table_dtype: Any, batch: Batch, blocks: int | None = None
+) -> Operands:
+    """The operands, in ``blocks`` that divide the groups, or in as many as XLA may partition."""
     groups, capacity = batch.ids.shape[:2]
     bags = batch.offsets.shape[1] - 1
     # For symbolic batch sizes, the handler checks this.
@@ -66,7 +69,7 @@ def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
     if ids.dtype == jnp.int64 and table.num_embeddings <= most and is_partitioned():
         # XLA partitions a call without the 64-bit types of its caller.
         ids = jnp.clip(ids, -most - 1, most).astype(jnp.int32)
-    blocks = num_blocks(groups)
+    blocks = num_blocks(groups) if blocks is None else blocks
     accum = accumulator(table_dtype)
     weights = np.zeros((blocks, 0), accum) if batch.weights is None else batch.weights.astype(accum)
     per_block = groups // blocks * capacity

@@ -91,7 +91,7 @@ class TableCall(abc.ABC):
         self.params = {name: call.state[name] for name in self.table.spec.param_names}
         first = self.params[self.table.spec.param_names[0]]
         self.storage = self.table.spec.storage(self.params)
-        self.operands = make_operands(self.table, self.storage, call.batch)
+        self.operands = make_operands(self.table, self.storage, call.batch, call.use.blocks)
         self.blocked: dict[str, Any] = dict(self.operands.arrays)
         if call.flat is not None and self._takes_flat(isinstance(first, Part)):
             self.blocked |= call.flat
@@ -308,7 +308,10 @@ class UpdatePass(GradientPass):
     def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
         super().__init__(platform, call, residuals, g)
         if g is not None:
-            self.blocked = {"out": residuals[-1], **self.blocked}
+            out = residuals[-1]
+            if call.use.blocks is not None:
+                out = out.reshape(self.operands.sums_type(call.use.blocks, out.shape[-1]).shape)
+            self.blocked = {"out": out, **self.blocked}
         slots = self.table.spec.stepped_slots(call.state)
         self.slots = numbered("slot", itertools.chain.from_iterable(slots))
         self.changed = self.params | self.slots

@@ -23,6 +23,7 @@ from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.parts_of_arrays import (
+    Key,
     Part,
     SharedArrays,
     attached,
@@ -92,6 +93,7 @@ class TableGroup:
         parts = [(part, self._new_states) for part in self._parts(calls, stepped)]
         parts += [(part, self._named_gradients) for part in self._parts(calls, others)]
         if wide is None:
+            calls = _in_blocks_of_stacks(calls)
             parts = [
                 ([part[k] for k in members], of_part)
                 for part, of_part in parts
@@ -248,8 +250,7 @@ class TableGroup:
         # The tables of a stack are in one part: two calls would copy the arrays that they share.
         units: dict[Any, list[int]] = {}
         for k in members:
-            first = calls[k].state[calls[k].use.table.spec.param_names[0]]
-            units.setdefault(first.key if isinstance(first, Part) else k, []).append(k)
+            units.setdefault(_stack(calls[k]) or k, []).append(k)
         sizes = {}
         for key, (k, *_) in units.items():
             spec = calls[k].use.table.spec
@@ -283,10 +284,35 @@ def alike(calls: Sequence[Call]) -> list[list[int]]:
     """
     parts: dict[Any, list[int]] = {}
     for k, call in enumerate(calls):
-        blocks = num_blocks(call.batch.num_segments)
+        blocks = call.use.blocks or num_blocks(call.batch.num_segments)
         accum = accumulator(call.use.table.spec.storage(call.state))
         parts.setdefault((blocks if is_partitioned(blocks) else 1, accum), []).append(k)
     return list(parts.values())
+
+
+def _stack(call: Call) -> Key | None:
+    """What names the array of the stack that a table is in."""
+    first = call.state[call.use.table.spec.param_names[0]]
+    return first.key if isinstance(first, Part) else None
+
+
+def _in_blocks_of_stacks(calls: Sequence[Call]) -> Sequence[Call]:
+    """The calls with as many blocks as divide the batches of all tables of a stack.
+
+    What changes a stack is one native call, or its arrays would be copied.
+    """
+    if not is_partitioned():
+        return calls
+    blocks: dict[Key | None, int] = {}
+    for call in calls:
+        key = _stack(call)
+        blocks[key] = math.gcd(blocks.get(key, 0), num_blocks(call.batch.num_segments))
+    return [
+        call
+        if (key := _stack(call)) is None
+        else call._replace(use=dataclasses.replace(call.use, blocks=blocks[key]))
+        for call in calls
+    ]
 
 
 def _each(calls: Sequence[Call], gs: Gradients, wide: ConcatLayout | None) -> Sequence[Any]:

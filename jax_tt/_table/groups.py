@@ -42,6 +42,7 @@ class BoundTable:
         execution: what `Table.execution` returned; None within an operation, which is not chosen again.
         shard: the rows of the table that this device has inside a ``shard_map``, if not all of them.
         has_parts: whether the call has a `Part` of an array that tables share, in its state or its batch.
+        blocks: of the batch in native calls, if it is not to have as many as XLA may partition.
     """
 
     table: Table
@@ -49,6 +50,7 @@ class BoundTable:
     execution: Any = None
     shard: RowShard | None = None
     has_parts: bool = False
+    blocks: int | None = None
 
     def wanting(self, wanted: NeededCotangents) -> BoundTable:
         """The same with the cotangents that the loss needs."""

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeGuard, TypeVar
 
 import jax
 from jax import lax
+from jax.core import Tracer
 
 Tree = TypeVar("Tree")
 # A shared array: the names of what has it, such as a stack, and of the array.
@@ -69,7 +70,10 @@ class StackRows(Part):
 
     def taken(self) -> jax.Array:
         """The rows on their own, which are copied."""
-        return lax.slice_in_dim(self.array, self.first, self.first + self.count, axis=self.axis)
+        if isinstance(self.array, Tracer):
+            return lax.slice_in_dim(self.array, self.first, self.first + self.count, axis=self.axis)
+        # Outside of programs, static bounds would be compiled for every table.
+        return lax.dynamic_slice_in_dim(self.array, self.first, self.count, axis=self.axis)
 
 
 @jax.tree_util.register_dataclass
@@ -111,6 +115,20 @@ def attached(tree: Tree, shared: SharedArrays) -> Tree:
 def taken(tree: Tree) -> Tree:
     """The tree with rows on their own."""
     return jax.tree.map(lambda x: x.taken() if is_rows(x) else x, tree, is_leaf=is_part)
+
+
+def neighbours_joined(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves with rows that follow each other in one array as one leaf, which is taken at once."""
+    found: list[Any] = []
+    for leaf in leaves:
+        last = found[-1] if found else None
+        if not (is_rows(leaf) and is_rows(last) and leaf.array is last.array):
+            found.append(leaf)
+        elif last.first + last.count == leaf.first:
+            found[-1] = dataclasses.replace(last, count=last.count + leaf.count)
+        else:
+            found.append(leaf)
+    return found
 
 
 def merged(parts: Sequence[tuple[StackRows, Any]]) -> Any:

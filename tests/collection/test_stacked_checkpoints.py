@@ -38,7 +38,7 @@ def loss_of(rows: Any) -> jax.Array:
     return sum(jnp.sum(jnp.sin(3 * own)) for own in rows.values())
 
 
-FUSED, OF_OPTAX = jax_tt.Collection(TABLES, FEATURES).stacks
+FUSED, OF_OPTAX = jax_tt.Collection(TABLES, FEATURES, stack=True).stacks
 
 
 def of_optax(trained: Any) -> Any:

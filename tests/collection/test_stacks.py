@@ -327,15 +327,63 @@ def test_a_step_copies_no_stack():
     )
     compiled = train.lower(state, batch).compile()
     (name,) = collection.stacks
-    rows = collection.stacks[name].num_rows
-    assert not re.findall(rf"= f32\[{rows},16\][^ ]* copy[^ ]*\(", compiled.as_text())
+    count = collection.stacks[name].num_rows
+    assert not re.findall(rf"= f32\[{count},16\][^ ]* copy[^ ]*\(", compiled.as_text())
     place = state[name]["embedding"].unsafe_buffer_pointer()
     for _ in range(2):
         state = compiled(state, batch)
     assert state[name]["embedding"].unsafe_buffer_pointer() == place
+    rows = jnp.ones((1003, 16))
+    write = jax.jit(lambda s, x: collection.replaced(s, {"t3": {"embedding": x}}), donate_argnums=0)
+    written = write.lower(state, rows).compile()
+    state = written(state, rows)
+    assert state[name]["embedding"].unsafe_buffer_pointer() == place
+    assert_same(collection.of(state, "t3")["embedding"], rows)
     evaluate = jax.jit(lambda s, b: jax_tt.lookup_features(collection, s, b, train=False)[0])
     text = evaluate.lower(state, batch).compile().as_text()
-    assert not re.findall(rf"= f32\[{rows},16\][^ ]* copy[^ ]*\(", text)
+    assert not re.findall(rf"= f32\[{count},16\][^ ]* copy[^ ]*\(", text)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("way", ["automatic", "explicit", "beside a sharded table"])
+def test_a_step_on_several_devices_copies_no_stack(way):
+    """Also where the batches of its tables can be divided in other ways."""
+    if not native_available():
+        pytest.skip("the reference updates no table in place")
+    kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
+    tables = {
+        name: jax_tt.dense_table(500, 16, optimizer=optimizers.Adagrad(0.1)) for name in "abcd"
+    }
+    if way.startswith("beside"):
+        tables["e"] = jax_tt.dense_table(512, 16, optimizer=optimizers.Adagrad(0.1))
+        tables |= jax_tt.shard_tables({"e": tables["e"]}, mesh, "data")
+    features = {name: Feature(name) for name in tables}
+    features |= {"a": Feature("a", combiner="max"), "b": Feature("b", combiner=None)}
+    features["again"] = Feature("c")
+    collection = jax_tt.Collection(tables, features)
+    (stack,) = collection.stacks.values()
+    batch = {name: np.arange(16, dtype=np.int32).reshape(8, 2) for name in features}
+    batch["d"] = Bags(np.arange(9, dtype=np.int32), np.array([0, 2, 2, 9], np.int32))
+    states = jax.tree.map(np.asarray, collection.separated(collection.init(jax.random.key(0))))
+    results = []
+    for one in (collection, dataclasses.replace(collection, stack=False)):
+        own = one.joined(states)
+        with jax.set_mesh(mesh):
+            if way != "beside a sharded table":
+                own = jax.device_put(own, NamedSharding(mesh, P()))
+                batch["c"] = jax.device_put(batch["c"], NamedSharding(mesh, P("data")))
+            train = jax.jit(
+                lambda state, batch, c=one: step(c, state, batch, "native")[1], donate_argnums=0
+            )
+            compiled = train.lower(own, batch).compile()
+            if one is collection:
+                assert compiled.memory_analysis().temp_size_in_bytes < 500 * 16 * 4
+                assert not re.findall(
+                    rf"= f32\[{stack.num_rows},16\][^ ]* copy[^ ]*\(", compiled.as_text()
+                )
+            results.append(one.separated(compiled(own, batch)))
+    assert_same(*results)
 
 
 class Tower(nnx.Module):
@@ -465,6 +513,11 @@ def test_a_table_of_a_stacked_layer():
     assert embed.tables["b"].optimizer.learning_rate == 0.5
     with pytest.raises(ValueError, match="b: optimizer: got a SGD; expected one of the same class"):
         table.optimizer = optimizers.SGD(0.5)
+    odd = embed.tables["other"]
+    odd.optimizer = optimizers.RowWiseAdagrad(0.5)
+    with pytest.raises(ValueError, match="other: optimizer: got a RowWiseAdagrad"):
+        embed(batch_of(0))
+    odd.optimizer = optimizers.FTRL(0.1)
     embed.eval()
     assert embed(batch_of(0))["weighted"].shape == (4, 6) and table.cache is None
     assert_same(2 * table.embedding + 1, table.embedding[...] * 2 + 1)

@@ -273,16 +273,12 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             self.out_of_range = OutOfRange(so_far)
 
     def _set_in_stack(self, name: str, table: Table, lookup: Lookup) -> None:
-        before, stacks = self._in_stacks or {}, self.collection.stacks
-        self._in_stacks = Frozen({**before, name: (table, lookup)})
-        if self.collection.stacks.keys() != stacks.keys():
-            self._in_stacks = Frozen(before)
-            expected = "one of the same class, as that of the other tables of its stack"
-            fix = "Build the layer with stack=False for tables with other arrays."
-            raise mismatch(
-                f"{name}: optimizer", table.update and table.update.optimizer, expected, fix
-            )
-        self._count_out_of_range(self._counts_out_of_range())
+        before = self._in_stacks or {}
+        after = Frozen({**before, name: (table, lookup)})
+        if table is not before[name][0]:
+            self._described(after, name)
+        self._in_stacks = after
+        self._count_out_of_range(dict.fromkeys(self._counted, 0))
 
     def __str__(self) -> str:
         return listing(self.collection.tables, self._sizes())
@@ -303,11 +299,21 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     @property
     def collection(self) -> Collection:
         """The description of the tables, as they are now, and of the features."""
+        return self._described({} if self._in_stacks is None else self._in_stacks)
+
+    def _described(self, in_stacks: InStacks, changed: str | None = None) -> Collection:
         tables = {name: part.table for name, part in self._parts.items()}
-        if self._in_stacks is not None:
-            tables |= {name: table for name, (table, _) in self._in_stacks.items()}
+        tables |= {name: table for name, (table, _) in in_stacks.items()}
         in_order = tuple((name, tables[name]) for name in self._names)
-        return _collection(in_order, self.features, self._stack)
+        described = _collection(in_order, self.features, self._stack)
+        if set(described.stacks) != (set() if self._in_stacks is None else set(self.stacks)):
+            moved = [name for name in described.stack_of if name not in in_stacks]
+            update = tables[changed or moved[0]].update
+            label = f"{changed or ' or '.join(moved)}: optimizer"
+            expected = "one of the same class as before, by which tables share arrays"
+            fix = "Build the layer with stack=False to change it."
+            raise mismatch(label, update and update.optimizer, expected, fix)
+        return described
 
     @property
     def steps(self) -> Mapping[str, RowsOfVariable]:

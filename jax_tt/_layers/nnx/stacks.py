@@ -135,8 +135,8 @@ class StackedTable(TableOptions, ScoreCalls):
         arrays = self._embed.collection.stack_of[self._name].arrays
         return (
             f"{self._name}: a table in a stack has no {name!r} to read or set; it has the arrays {', '.join(arrays)}, "
-            "which table.embedding[...] = rows writes, and the options of its calls and updates. What grows, reorders "
-            "or replaces a table takes a layer that was built with stack=False."
+            "which table.embedding[...] = rows writes, and the options of its calls and updates. Its layer has the "
+            "rest, such as eval and train; what grows or reorders a table takes one that was built with stack=False."
         )
 
     def __repr__(self) -> str:

@@ -637,7 +637,9 @@ class Collection:
         if updates["step"].shape != (len(self.sharing),):
             raise mismatch("state['updates']['step']", updates["step"], (len(self.sharing),))
         places = [self.sharing.index(name) for name in self.tables if name in self.sharing]
-        steps = jnp.asarray(updates["step"])
+        steps = updates["step"]
+        if isinstance(steps, np.ndarray):
+            steps = jnp.asarray(steps)
         if places != sorted(places):
             steps = steps[np.array(places)]
         return Shared(steps, updates["sentinel"], updates["used"])

@@ -47,10 +47,10 @@ class Shared(NamedTuple):
         # In place of an array, `custom_vjp` gives one mark for all of its entries.
         if not isinstance(self.steps, jax.Array):
             return [self.steps] * tables
-        if not isinstance(self.steps, Tracer):
-            return list(jnp.unstack(self.steps))  # in one program for all of them
         # A sharded table leaves them on its mesh, which need not be the mesh around a call.
         with jax.sharding.use_abstract_mesh(jax.typeof(self.steps).sharding.mesh):
+            if not isinstance(self.steps, Tracer):
+                return list(jnp.unstack(self.steps))  # in one program for all of them
             return [lax.index_in_dim(self.steps, k, keepdims=False) for k in range(tables)]
 
     def after(self, applied: Mapping[int, Any]) -> Shared:

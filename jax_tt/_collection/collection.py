@@ -352,17 +352,13 @@ class Collection:
         """
         check_tables("state", state, state)
         check_tables("arrays", arrays, [*state, *self.stack_of])
-        by_table = {}
+        as_they_are, by_table = {}, {}
         for name, own in arrays.items():
             stack, steps = self.stack_of.get(name), ("step",) if name in self.sharing else ()
             known = stack.arrays if stack else (*self._trained_names.get(name, ()), *state[name])
-            check_arrays(f"arrays[{name!r}]", own, (*known, *steps))
-            if stack or (steps and "step" in own):
-                by_table[name] = own
-        after = {
-            name: {**own, **(arrays.get(name, {}) if name not in by_table else {})}
-            for name, own in state.items()
-        }
+            check_arrays(f"arrays[{name!r}]", own, dict.fromkeys((*known, *steps)))
+            (by_table if stack or (steps and "step" in own) else as_they_are)[name] = own
+        after = {name: {**own, **as_they_are.get(name, {})} for name, own in state.items()}
         if not by_table:
             return after
         apart = self.apart(after)

@@ -180,7 +180,8 @@ def embed(
         flats = {name: found[name] for name in found if name in in_place}
     counting = {name: tables[name].num_embeddings for name in flats if OUT_OF_RANGE in state[name]}
     counts = count_out_of_range(flats, counting) if counting else {}
-    state = {name: own if name in in_place else taken(own) for name, own in state.items()}
+    if apart := collection.stack_of.keys() - in_place:
+        state = {name: taken(own) if name in apart else own for name, own in state.items()}
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
         own = {
@@ -210,7 +211,7 @@ def embed(
     calls, together = detached(calls) if any(x.use.has_parts for x in calls) else (calls, {})
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in tables}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in tables}) == 1
-    undivided = explicit_mesh(calls) is None and all(
+    undivided = explicit_mesh((calls, together)) is None and all(
         use.execution.devices <= 1 for use in uses.values()
     )
     at_once = layout in WIDE and alike and undivided

@@ -22,11 +22,7 @@ from jax_tt._base.arguments import mismatch
 from jax_tt._collection.frozen import Frozen
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.check import check_state
-from jax_tt._table.parts_of_arrays import (
-    is_rows,
-    neighbours_joined,
-    taken,
-)
+from jax_tt._table.parts_of_arrays import is_rows, neighbours_joined, taken
 from jax_tt._table.table import Table
 from jax_tt.optimizers import ChangesAll, ReadsScaled
 

@@ -188,7 +188,8 @@ def test_states_by_table():
     assert_same(stacked.of(state, "b")["embedding"], states["b"]["embedding"])
     assert stacked.sizes(state) == alone.sizes(alone.joined(states))
     given = {
-        name: {"embedding": np.asarray(states[name]["embedding"]) + 1} for name in ("b", "odd")
+        name: {"embedding": np.asarray(states[name]["embedding"]) + 1, "step": jnp.float32(k + 1)}
+        for k, name in enumerate(("b", "odd"))
     }
     replaced = alone.separated(alone.replaced(alone.joined(states), given))
     assert_same(stacked.separated(stacked.replaced(state, given)), replaced)

@@ -66,6 +66,15 @@ Status ReadInitial(const Buffers& args, const ffi::Dictionary& attrs, HashInitia
   return ReadAttr(attrs, "signed", &values->with_sign);
 }
 
+// The rows of a table, which may be a part of an array that the reader made: nothing keeps the buffer itself.
+Status ReadFreshRows(const ffi::AnyBuffer& rows, HashFresh* fresh) {
+  if (rows.dimensions().size() < 1) return InvalidArgument("rows must have an axis of columns");
+  fresh->features = rows.dimensions().back();
+  fresh->rows = rows.untyped_data();
+  fresh->type = rows.element_type();
+  return {};
+}
+
 // Calls read(attrs) for one table after another, until all arguments and results are read.
 template <typename Read>
 Status ForTables(TableReader& reader, Read read) {
@@ -86,18 +95,19 @@ Status ReadDirectoryArrays(const ffi::AnyBuffer& keys, const ffi::AnyBuffer& sco
 
 Status ReadHashSearches(const TablesCall& call, std::vector<HashSearch>* searches) {
   TableReader reader(call);
-  Buffers args, rets;
+  Buffers args, rows, rets;
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
     HashDirectoryArrays arrays;
     std::optional<HashDirectory> directory;
     int64_t absent = 0;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(attrs, 2, &rows));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &args));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
-    JAX_TT_RETURN_IF_ERROR(ReadCounted(args[0], "keys", &arrays.keys));
-    JAX_TT_RETURN_IF_ERROR(ReadHashDirectory(args[1], arrays, &directory));
+    JAX_TT_RETURN_IF_ERROR(ReadCounted(rows[0], "keys", &arrays.keys));
+    JAX_TT_RETURN_IF_ERROR(ReadHashDirectory(rows[1], arrays, &directory));
     HashSearch search{.directory = *directory};
-    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[2], args[3], &search.batch));
-    JAX_TT_RETURN_IF_ERROR(OptionalData(args[4], "guess", search.batch.n, &search.guess));
+    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[0], args[1], &search.batch));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(args[2], "guess", search.batch.n, &search.guess));
     JAX_TT_RETURN_IF_ERROR(Data(rets[0], "slots", search.batch.n, &search.slots));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "absent", &absent));
     JAX_TT_RETURN_IF_ERROR(ReadCheck(attrs, &search.check));
@@ -109,12 +119,14 @@ Status ReadHashSearches(const TablesCall& call, std::vector<HashSearch>* searche
 
 Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries) {
   TableReader reader(call);
-  Buffers args, rets;
+  Buffers args, rows, rets, after;
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
     std::optional<HashDirectory> directory;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(8, &args));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(10, &rets));
-    JAX_TT_RETURN_IF_ERROR(ReadHashInPlace({args[5], args[6], args[7], rets[7], rets[8], rets[9]}, &directory));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(attrs, 3, &rows));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(7, &rets));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowRets(attrs, 3, &after));
+    JAX_TT_RETURN_IF_ERROR(ReadHashInPlace({rows[0], rows[1], rows[2], after[0], after[1], after[2]}, &directory));
     HashEntry entry{.directory = *directory};
     HashInsertion& done = entry.done;
     JAX_TT_RETURN_IF_ERROR(ReadPolicy(attrs, &entry.asked));
@@ -147,8 +159,8 @@ Status ReadHashClocks(const TablesCall& call, std::vector<HashClock>* clocks) {
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "last", &own.last));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "kept", &own.kept));
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &clock));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays, &args));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(arrays, &rets));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(attrs, arrays, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowRets(attrs, arrays, &rets));
     JAX_TT_RETURN_IF_ERROR(Data(clock[0], "clock", 1, &own.clock));
     own.numbers.resize(arrays);
     for (size_t k = 0; k < arrays; ++k) {
@@ -167,12 +179,11 @@ Status ReadHashFresh(const TablesCall& call, std::vector<HashFresh>* fresh) {
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &args));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
-    HashFresh own{.rows = rets[0]};
+    HashFresh own;
     JAX_TT_RETURN_IF_ERROR(ReadInitial(args, attrs, &own.values));
     JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[3], args[4], &own.batch));
-    if (own.rows.dimensions().size() < 1) return InvalidArgument("rows must have an axis of columns");
-    own.features = own.rows.dimensions().back();
-    JAX_TT_RETURN_IF_ERROR(CheckCount("rows", Count(own.rows), own.batch.n * own.features));
+    JAX_TT_RETURN_IF_ERROR(ReadFreshRows(rets[0], &own));
+    JAX_TT_RETURN_IF_ERROR(CheckCount("rows", Count(rets[0]), own.batch.n * own.features));
     fresh->push_back(own);
     return {};
   });
@@ -180,19 +191,21 @@ Status ReadHashFresh(const TablesCall& call, std::vector<HashFresh>* fresh) {
 
 Status ReadHashResets(const TablesCall& call, std::vector<HashFresh>* resets) {
   TableReader reader(call);
-  Buffers args, rets;
+  Buffers args, rows, rets;
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(6, &args));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
-    HashFresh own{.rows = rets[0]};
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(attrs, 1, &rows));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowRets(attrs, 1, &rets));
+    HashFresh own;
     JAX_TT_RETURN_IF_ERROR(ReadInitial(args, attrs, &own.values));
     own.batch.n = Count(args[4]);
     JAX_TT_RETURN_IF_ERROR(Data(args[3], "keys of the batch", 2 * own.batch.n, &own.batch.keys));
     JAX_TT_RETURN_IF_ERROR(Data(args[4], "slots", -1, &own.slots));
-    if (own.rows.dimensions().size() != 2) return InvalidArgument("rows must have an axis of slots and one of columns");
-    own.features = own.rows.dimensions()[1];
-    JAX_TT_RETURN_IF_ERROR(CheckCount("rows", Count(args[5]), Count(own.rows)));
-    if (args[5].untyped_data() != own.rows.untyped_data() && Bytes(own.rows) > 0)
+    JAX_TT_RETURN_IF_ERROR(ReadFreshRows(rets[0], &own));
+    if (rets[0].dimensions().size() != 2) return InvalidArgument("rows must have an axis of slots and one of columns");
+    own.capacity = rets[0].dimensions()[0];
+    JAX_TT_RETURN_IF_ERROR(CheckCount("rows", Count(rows[0]), Count(rets[0])));
+    if (rows[0].untyped_data() != own.rows && Bytes(rets[0]) > 0)
       return InvalidArgument("rows must be updated in place");
     resets->push_back(own);
     return {};
@@ -201,7 +214,7 @@ Status ReadHashResets(const TablesCall& call, std::vector<HashFresh>* resets) {
 
 Status ReadHashExchanges(const TablesCall& call, std::vector<HashExchanged>* exchanges) {
   TableReader reader(call);
-  Buffers slots, args, rets;
+  Buffers slots, args, fresh, rets, old;
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
     HashExchanged own;
     int64_t count = 0;
@@ -210,14 +223,16 @@ Status ReadHashExchanges(const TablesCall& call, std::vector<HashExchanged>* exc
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "return_old", &return_old));
     const auto arrays = static_cast<size_t>(count);
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &slots));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(2 * arrays, &args));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets((return_old ? 2 : 1) * arrays, &rets));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(attrs, arrays, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays, &fresh));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRowRets(attrs, arrays, &rets));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(return_old ? arrays : 0, &old));
     JAX_TT_RETURN_IF_ERROR(Data(slots[0], "slots", -1, &own.slots));
     own.n = Count(slots[0]);
     own.arrays.resize(arrays);
     for (size_t k = 0; k < arrays; ++k)
-      JAX_TT_RETURN_IF_ERROR(ReadExchanged(args[k], args[arrays + k], rets[k], return_old ? &rets[arrays + k] : nullptr,
-                                           &own, &own.arrays[k]));
+      JAX_TT_RETURN_IF_ERROR(
+          ReadExchanged(args[k], fresh[k], rets[k], return_old ? &old[k] : nullptr, &own, &own.arrays[k]));
     exchanges->push_back(std::move(own));
     return {};
   });

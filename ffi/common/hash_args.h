@@ -64,8 +64,10 @@ struct HashFresh {
   HashInitialArrays values = {};
   HashBatch batch = {};
   int64_t features = 0;
-  ffi::AnyBuffer rows;             // [..., features], n of them, or one for every slot
-  const int32_t* slots = nullptr;  // [n]; others than those of `rows` are skipped
+  void* rows = nullptr;  // [..., features], n of them, or one for every slot
+  ffi::DataType type = ffi::DataType::INVALID;
+  const int32_t* slots = nullptr;  // [n]; others than those of `rows`, which are `capacity`, are skipped
+  int64_t capacity = 0;
 };
 
 // They read the tables of a call one after another; the handlers list the arguments.

@@ -116,9 +116,9 @@ def parts_of_stacks(
     """The parts of the arrays of stacks and of the step counts, with the paths of what has each of these by name."""
     parts: dict[Path, Parts] = {}
     for stack in collection.stacks.values():
-        rows = tuple(table.num_embeddings for table in stack.tables.values())
         for name, shape in stack.shapes.items():
             paths = tuple((*tables, table, name) for table in stack.tables)
+            rows = tuple(count for _, count in stack.places[name].values())
             parts[*stacks, stack.name, name] = Parts(shape, paths, rows)
     if collection.sharing:
         counts = tuple((*tables, table, "step") for table in collection.sharing)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_tt._base.arguments import as_scalar, expect, instance_of, mismatch
 from jax_tt._base.keywords import expect_names
@@ -70,9 +71,10 @@ class Collection:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
             backward pass; the others have ordinary gradients.
         features: `Feature` by name. Features that share a table are looked up in it together, as one batch.
-        stack: which dense tables with the same width, types and class of optimizer share their arrays, one after
-            another along the first axis: by default those with an optimizer; with True also those without one, which
-            are one parameter together for optax then; with False none. A program then has the arrays of a few tables,
+        stack: which tables share their arrays, one after another along the first axis, if they are dense tables, or
+            hash tables with the same ways and policy, and have the same width, types and class of optimizer: by default
+            those with an optimizer; with True also those without one, which are one parameter together for optax then;
+            with False none. A program then has the arrays of a few tables,
             and costs less to call and to compile. ``stacks`` names the tables of each. The state has the arrays of a
             stack under its name; `of` returns the arrays of a table. What is computed is the same. The tables share in
             the order of their names, so that a state fits whatever order they are given in, and the name of a stack
@@ -223,17 +225,22 @@ class Collection:
         return {name: self.rows_of(state, name) for name in self.tables}
 
     def rows_of(self, state: States, table: str) -> dict[str, Any]:
-        """The arrays of one table, as `rows_by_table` has them."""
+        """The arrays of one table, as `rows_by_table` has them; single entries of a stack on their own."""
         stack = self.stack_of.get(table)
         if stack is None:
             return dict(state[table])
-        arrays, place, rows = state[stack.name], stack.places[table], {}
+        arrays, rows = state[stack.name], {}
         for name, shape in stack.shapes.items():
+            array, (first, count) = arrays[name], stack.places[name][table]
             # States of several models may be stacked along further axes.
-            axis = arrays[name].ndim - len(shape)
-            if arrays[name].shape[max(axis, 0)] != stack.num_rows:
+            axis = array.ndim - len(shape)
+            if array.shape[max(axis, 0)] != shape[0]:
                 stack.check("state", arrays)
-            rows[name] = StackRows(arrays[name], (stack.name, name), *place, axis)
+            rows[name] = (
+                lax.index_in_dim(array, first, axis, keepdims=False)
+                if count is None
+                else StackRows(array, (stack.name, name), first, count, axis)
+            )
         return rows
 
     def from_tables(self, states: States, shared: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,30 +9,36 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import get_abstract_mesh
 
 from jax_tt._base.arguments import mismatch
 from jax_tt._base.keywords import expect_names
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.feature import check_features, values_of
 from jax_tt._collection.requests import entered_keyed
-from jax_tt._collection.states import bounds_by_table, check_states
-from jax_tt._directories.hash_directory import WITHIN_EPOCHS
+from jax_tt._collection.stacks import Stack
+from jax_tt._collection.states import UPDATES, bounds_by_table, check_states
+from jax_tt._collection.statistics import STATISTICS
+from jax_tt._directories.hash_directory import KEYS, WITHIN_EPOCHS
+from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.id_space import Slots
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import any_refused
-from jax_tt._kinds.hashed.change import grow_if_full
+from jax_tt._kinds.hashed.change import grow_if_full, grown_capacity
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._ops.insert import insert_anywhere, insert_keys, located
 from jax_tt._ops.insert_in_call import (
     inserts,
     passed_through,
     to_insert,
+    training,
     with_checked_gradients,
 )
 from jax_tt._ops.inserting import Inserted, InsertRequest, key_requests, treatment_of_keys
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
 from jax_tt._table.options import DEFAULT_BOUNDS, Lookup
+from jax_tt._table.parts_of_arrays import attached, detached, is_rows, taken
 
 
 @insert_keys.register(Collection)
@@ -58,7 +64,10 @@ def insert_collection_keys(
     if isinstance(batch, KeyedBags):
         batch, refused = entered_keyed(collection, batch, list(treatments.values()))
         flags.append(refused)
-    check_states("state", state, hashed)
+    check_states("state", state, {_holder(collection, name): None for name in hashed})
+    states = {name: collection.rows_of(state, name) for name in hashed}
+    if get_abstract_mesh().manual_axes or explicit_mesh((states, batch)) is not None:
+        states = taken(states)
     known = {f for name in hashed for f in collection.features_of[name]}
     expect_names("scores", "feature", given, sorted(known))
     of_epochs = [t for t in hashed.values() if t.policy in WITHIN_EPOCHS]
@@ -66,7 +75,7 @@ def insert_collection_keys(
         raise mismatch("epoch", f"{epoch!r} for a collection whose tables have no epochs", "None")
     asked = []
     for name, table in hashed.items():
-        check_state(collection.tables[name], state[name])
+        check_state(collection.tables[name], states[name])
         found = [
             key_requests(
                 unsharded_hash_table(collection.for_features[feature]),
@@ -79,14 +88,31 @@ def insert_collection_keys(
         parts, refused = zip(*found, strict=True)
         flags += refused
         now = epoch if table in of_epochs else None
-        asked.append(InsertRequest(collection.for_batches[name], state[name], parts, now))
+        asked.append(InsertRequest(collection.for_batches[name], states[name], parts, now))
     asked = [one._replace(refused=any_refused(flags)) for one in asked]
     results = insert_anywhere(asked, method, return_evicted)
-    after, inserted = {name: dict(arrays) for name, arrays in state.items()}, {}
-    for name, one, (done, arrays) in zip(hashed, asked, results, strict=True):
-        after[name] = arrays
-        inserted[name] = _by_feature(collection.features_of[name], one, done)
-    return inserted, after
+    inserted = {
+        name: _by_feature(collection.features_of[name], one, done)
+        for name, one, (done, _) in zip(hashed, asked, results, strict=True)
+    }
+    arrays = {name: own for name, (_, own) in zip(hashed, results, strict=True)}
+    return inserted, _with_keys(collection, state, arrays)
+
+
+def _holder(collection: Collection, table: str) -> str:
+    """What has the arrays of a table in a state: its stack, or itself."""
+    return collection.stack_of[table].name if table in collection.stack_of else table
+
+
+def _with_keys(collection: Collection, state: States, hashed: States) -> dict[str, dict[str, Any]]:
+    """The state with the arrays of all hash tables."""
+    after = {name: dict(arrays) for name, arrays in state.items()}
+    for name in hashed.keys() - collection.stack_of.keys():
+        after[name] = dict(hashed[name])
+    for stack in collection.stacks.values():
+        if stack.takes_keys:
+            after[stack.name] = stack.joined(hashed)
+    return after
 
 
 def insert_in_collection_call(
@@ -101,8 +127,9 @@ def insert_in_collection_call(
     A batch that is ``refused`` inserts nothing.
     """
     values = values_of(collection.features, batch)
+    own, stacks = detached({name: state[name] for name in collection.hashed})
+    constant = attached(*jax.lax.stop_gradient((own, stacks)))
     asked: dict[str, dict[str, InsertRequest]] = {}
-    after: dict[str, Any] = dict(state)
     for name in collection.hashed:
         table, lookup, features = (
             collection.for_batches[name],
@@ -111,17 +138,45 @@ def insert_in_collection_call(
         )
         if inserts(table, lookup, [values[feature] for feature in features]):
             parts = [(collection.for_features[feature], values[feature]) for feature in features]
-            one = to_insert(table, state[name], parts, lookup)
+            one = to_insert(table, constant[name], parts, lookup)
             asked.setdefault(lookup.method, {})[name] = one._replace(refused=refused)
-        else:
-            after[name] = with_checked_gradients(table, state[name], lookup)
+    arrays: dict[str, Any] = {}
     for method, tables in asked.items():
         results = insert_anywhere(list(tables.values()), method, False)
-        for (name, one), (done, arrays) in zip(tables.items(), results, strict=True):
-            after[name] = passed_through(one, state[name], arrays)
+        for (name, one), (done, after) in zip(tables.items(), results, strict=True):
+            arrays[name] = after
             found = _by_feature(collection.features_of[name], one, done)
             values = located(values, {name: found}, current=True)
+    after = dict(state)
+    for members in _sharing_arrays(collection, state):
+        tables = [collection.for_batches[name] for name in members]
+        trained = training(tables, [lookups[name] for name in members])
+        given = _arrays_of(state[members[0]])
+        changed = [_arrays_of(arrays[name]) for name in members if name in arrays]
+        if changed:
+            given = passed_through(trained, _arrays_of(constant[members[0]]), given, changed[0])
+        else:
+            given = with_checked_gradients(trained, given)
+        for name in members:
+            own = arrays.get(name, state[name])
+            after[name] = {
+                n: x.of(given[n]) if is_rows(x) else given.get(n, x) for n, x in own.items()
+            }
     return (values if asked else batch), after
+
+
+def _sharing_arrays(collection: Collection, state: States) -> list[list[str]]:
+    """The hash tables by what has their arrays: those of a stack together, where their arrays are rows of it."""
+    groups: dict[Any, list[str]] = {}
+    for name in collection.hashed:
+        rows = state[name][KEYS[0]]
+        groups.setdefault(rows.key if is_rows(rows) else name, []).append(name)
+    return list(groups.values())
+
+
+def _arrays_of(own: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a table, or those of the stack that has its rows."""
+    return {name: x.array for name, x in own.items() if is_rows(x)} or dict(own)
 
 
 def _by_feature(features: Sequence[str], asked: InsertRequest, done: Inserted) -> Inserted:
@@ -139,16 +194,37 @@ def grow_collection_if_full(
 ) -> Change:
     """`dynamic.grow_if_full` of all hash tables of a collection."""
     hashed: dict[str, Any] = {n: t for n, t in collection.tables.items() if t.ids.takes_keys}
-    check_states("state", state, hashed)
-    changes = {
-        name: grow_if_full(table, state[name], max_load=max_load, method=method)
-        for name, table in hashed.items()
-    }
+    check_states("state", state, {_holder(collection, name): None for name in hashed})
     after = {name: dict(arrays) for name, arrays in state.items()}
-    after |= {name: change.state for name, change in changes.items()}
-    grown = {name: change for name, change in changes.items() if change.table is not hashed[name]}
+    grown: dict[str, Change] = {}
+    for name, table in hashed.items():
+        if (stack := collection.stack_of.get(name)) is None:
+            change = grow_if_full(table, state[name], max_load=max_load, method=method)
+            after[name] = change.state
+        else:
+            rows = collection.rows_of(state, name)
+            touched = taken({KEYS[2]: rows[KEYS[2]]})
+            if grown_capacity(table, touched, max_load) == table.num_embeddings:
+                continue
+            _refuse_moments_of(stack, name)
+            change = grow_if_full(table, taken(rows), max_load=max_load, method=method)
+        if change.table is not table:
+            grown[name] = change
     if not grown:
         return Change(collection, after, {})
-    tables = {**collection.tables, **{name: change.table for name, change in grown.items()}}
     carry = {name: change.carry for name, change in grown.items()}
-    return Change(dataclasses.replace(collection, tables=tables), after, carry)
+    new = {name: change.table for name, change in grown.items()}
+    larger = dataclasses.replace(collection, tables={**collection.tables, **new})
+    if not collection.stacks:
+        return Change(larger, after, carry)
+    states = collection.rows_by_table(after) | {n: change.state for n, change in grown.items()}
+    others = {name: own for name, own in after.items() if name in (UPDATES, STATISTICS)}
+    return Change(larger, larger.from_tables(states, others.pop(UPDATES, {})) | others, carry)
+
+
+def _refuse_moments_of(stack: Stack, table: str) -> None:
+    """Raises for a stack that optax trains as one parameter, of which it may have moments."""
+    if not stack.is_fused:
+        got = f"the table {table!r} of a stack without an optimizer, which is full"
+        fix = "Describe the tables with an optimizer, or the collection with stack=False."
+        raise mismatch("collection", got, "one with arrays of its own to grow", fix)

@@ -154,6 +154,9 @@ def embed(
         for name, table in tables.items()
     }
     batch, requests, refused = requests_of(collection, batch, storages, uses, lookups)
+    in_place = _in_place(collection, uses, state, requests)
+    if apart := collection.stack_of.keys() - in_place:
+        state = {name: taken(own) if name in apart else own for name, own in state.items()}
     if insert and collection.hashed:
         batch, state = insert_in_collection_call(collection, state, batch, lookups, refused)
         batch, requests, _ = requests_of(collection, batch, storages, uses, lookups)
@@ -173,15 +176,12 @@ def embed(
         batches = {name: without_ids_if(refused, one) for name, one in batches.items()}
     if any(table.ids.takes_keys for table in tables.values()):
         batches |= _found_keys(uses, state, batches)
-    in_place = _in_place(collection, uses)
     flats = {}
     if isinstance(batch, KeyedBags) and in_place and explicit_mesh((state, batches)) is None:
         found = flat_bags(collection, batch, requests, storages, refused)
         flats = {name: found[name] for name in found if name in in_place}
     counting = {name: tables[name].num_embeddings for name in flats if OUT_OF_RANGE in state[name]}
     counts = count_out_of_range(flats, counting) if counting else {}
-    if apart := collection.stack_of.keys() - in_place:
-        state = {name: taken(own) if name in apart else own for name, own in state.items()}
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
         own = {
@@ -234,7 +234,12 @@ def embed(
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
 
 
-def _in_place(collection: Collection, uses: Mapping[str, BoundTable]) -> set[str]:
+def _in_place(
+    collection: Collection,
+    uses: Mapping[str, BoundTable],
+    state: States,
+    requests: Mapping[str, Request],
+) -> set[str]:
     """The tables whose native ops may take parts of shared arrays where they are, all or none of a stack."""
     if get_abstract_mesh().manual_axes:
         return set()
@@ -245,8 +250,17 @@ def _in_place(collection: Collection, uses: Mapping[str, BoundTable]) -> set[str
         and use.lookup.axis_name is None
         and use.execution.group is not None
     }
-    apart = [stack for stack in collection.stacks.values() if not able.issuperset(stack.places)]
-    return able.difference(*(stack.places for stack in apart))
+    apart = [
+        stack.tables for stack in collection.stacks.values() if not able.issuperset(stack.tables)
+    ]
+    for stack in collection.stacks.values():
+        methods = {uses[name].lookup.method for name in stack.tables}
+        features = [f for name in stack.tables for f in collection.features_of[name]]
+        batches = [requests[feature].batch for feature in features]
+        # Keys are inserted into all tables of a stack by one call, which no explicit axis divides.
+        if stack.takes_keys and (len(methods) > 1 or explicit_mesh((state, batches)) is not None):
+            apart.append(stack.tables)
+    return able.difference(*apart)
 
 
 def _found_keys(

@@ -20,7 +20,10 @@ from jax.core import Tracer
 
 from jax_tt._base.arguments import mismatch
 from jax_tt._collection.frozen import Frozen
+from jax_tt._directories.hash_directory import CLOCK, SEED, TOTALS
+from jax_tt._directories.initial import InitialRows
 from jax_tt._kinds.dense.table import DenseTable
+from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._table.check import check_state
 from jax_tt._table.parts_of_arrays import is_rows, neighbours_joined, taken
 from jax_tt._table.table import Table
@@ -51,21 +54,34 @@ class Stack:
         return tuple(name for name in self.arrays if name in first.spec.trained_names)
 
     @functools.cached_property
-    def places(self) -> Mapping[str, tuple[int, int]]:
-        """The first row of every table, and their number."""
-        rows = [table.num_embeddings for table in self.tables.values()]
-        firsts = itertools.accumulate([0, *rows[:-1]])
-        return dict(zip(self.tables, zip(firsts, rows, strict=True), strict=True))
+    def places(self) -> Mapping[str, Mapping[str, tuple[int, int | None]]]:
+        """Of every array, where each table has its part along the first axis: the first entry, and their number.
+
+        The number is None where each table has one entry, as of its clock, which has no such axis in the table.
+        """
+        return {name: self._places(name) for name in self.arrays}
+
+    def _places(self, name: str) -> dict[str, tuple[int, int | None]]:
+        if name in _ENTRIES:
+            return {table: (k, None) for k, table in enumerate(self.tables)}
+        counts = [_row_shapes(table)[name][0] for table in self.tables.values()]
+        firsts = itertools.accumulate([0, *counts[:-1]])
+        return dict(zip(self.tables, zip(firsts, counts, strict=True), strict=True))
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of its arrays."""
-        shapes = _row_shapes(next(iter(self.tables.values())))
-        return {name: (self.num_rows, *shape[1:]) for name, shape in shapes.items()}
+        one = _row_shapes(next(iter(self.tables.values())))
+        return {
+            name: (len(self.tables), *shape)
+            if name in _ENTRIES
+            else (sum(count or 0 for _, count in self.places[name].values()), *shape[1:])
+            for name, shape in one.items()
+        }
 
     @functools.cached_property
-    def num_rows(self) -> int:
-        return sum(table.num_embeddings for table in self.tables.values())
+    def takes_keys(self) -> bool:
+        return next(iter(self.tables.values())).ids.takes_keys
 
     @property
     def is_fused(self) -> bool:
@@ -86,16 +102,19 @@ class Stack:
 
     def _of_one_model(self, name: str, array: Any) -> Any:
         shape, rank = getattr(array, "shape", ()), len(self.shapes.get(name, ()))
+        rank -= name in _ENTRIES
         if len(shape) <= rank:
             return array
         return jax.ShapeDtypeStruct(shape[len(shape) - rank :], array.dtype)
 
     def _whole(self, by_table: Mapping[str, Any], name: str) -> jax.Array:
         parts = list(by_table.values())
+        if name in _ENTRIES:
+            return jnp.stack(parts, parts[0].ndim - len(self.shapes[name]) + 1)
         axis = parts[0].ndim - len(self.shapes[name])
-        firsts = [first for first, _ in self.places.values()]
+        firsts = [first for first, _ in self.places[name].values()]
         array: Any = next((part.array for part in parts if is_rows(part)), None)
-        if array is not None and array.shape[axis] != self.num_rows:
+        if array is not None and array.shape[axis] != self.shapes[name][0]:
             array = None
         moved = [
             (first, part)
@@ -145,7 +164,8 @@ def stacks_of(tables: Mapping[str, Table]) -> Mapping[str, Stack]:
         # Other tables whose rows are as many in all have arrays of the same shapes, so that a state of these has to
         # have another name to be refused.
         rows = repr([(name, tables[name].num_embeddings) for name in names])
-        name = f"dense_{tables[names[0]].features}_{zlib.crc32(rows.encode()):08x}"
+        kind = "hash" if tables[names[0]].ids.takes_keys else "dense"
+        name = f"{kind}_{tables[names[0]].features}_{zlib.crc32(rows.encode()):08x}"
         if name in tables:
             got = f"the name {name!r}, which the stack of {', '.join(names)} has"
             raise mismatch("tables", got, "another name, or stack=False")
@@ -155,18 +175,26 @@ def stacks_of(tables: Mapping[str, Table]) -> Mapping[str, Stack]:
 
 def _form(table: Table) -> Hashable:
     """What tables of a stack have in common; None for a table that cannot be in one."""
-    if type(table) is not DenseTable or table.takes_slots:
+    rows = table.table if type(table) is HashTable else table
+    if type(rows) is not DenseTable or table.ids.takes_slots:
         return None
-    optimizer = table.update and table.update.optimizer
+    keys: Hashable = None
+    if isinstance(table, HashTable):
+        # The keys that wait are a second directory, with sets of its own.
+        if table.waiting_sets:
+            return None
+        # They say which arrays the operations change.
+        keys = table.policy, isinstance(table.initializer, InitialRows)
+    optimizer = rows.update and rows.update.optimizer
     # What changes other rows than those of a batch, or is not a native op, would take the rows out of the stack.
-    if isinstance(optimizer, ReadsScaled | ChangesAll) or not table.steps_natively:
+    if isinstance(optimizer, ReadsScaled | ChangesAll) or not rows.steps_natively:
         return None
     arrays = tuple(
         (array.name, array.role, array.shape[1:], array.dtype)
         for array in table.spec.arrays
         if array.shape is not None
     )
-    return arrays, jnp.dtype(table.param_dtype), type(optimizer)
+    return arrays, jnp.dtype(rows.param_dtype), type(optimizer), keys
 
 
 def _row_shapes(table: Table) -> dict[str, tuple[int, ...]]:
@@ -175,3 +203,7 @@ def _row_shapes(table: Table) -> dict[str, tuple[int, ...]]:
         for array in table.spec.arrays
         if array.role != "scalar" and array.shape is not None
     }
+
+
+# Arrays of a table that have no rows or sets.
+_ENTRIES = (CLOCK, SEED, TOTALS)

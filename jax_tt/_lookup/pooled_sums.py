@@ -89,7 +89,12 @@ def prepare_call(
         state = {**state, OUT_OF_RANGE: total}
     added = None
     if table.ids.takes_keys and adds_rows(table, lookup):
-        rest = {name: x for name, x in before.items() if name not in table.spec.trained_names}
+        # What is trained, and what is in rows of stacks, such as keys, is not read.
+        rest = {
+            name: x
+            for name, x in before.items()
+            if name not in table.spec.trained_names and not isinstance(x, Part)
+        }
         constant = jax.lax.stop_gradient(rest)
         added = MissingRows(table, lookup, table.spec.storage(before), constant, given, batch)
     # Where rows are on other devices, native ops are only given rows that exist.

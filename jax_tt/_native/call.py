@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._base import ffi
+from jax_tt._table.parts_of_arrays import Key, Part
 
 Named = Mapping[str, jax.Array]
 Types = Mapping[str, jax.ShapeDtypeStruct]
@@ -68,6 +70,46 @@ def unflatten_tables(of_all: Mapping[str, Any], tables: int) -> list[dict[str, A
         if slash:
             each[int(k)][name] = value
     return each
+
+
+def has_parts(tree: Any) -> bool:
+    """Whether leaves of a tree are parts of arrays."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Part))
+    return any(isinstance(leaf, Part) for leaf in leaves)
+
+
+def owners_of(of_tables: Sequence[Iterable[Any]]) -> dict[Key, int]:
+    """The table that has every shared array among its operands: the first one with a part of it."""
+    owners: dict[Key, int] = {}
+    for k, arrays in enumerate(of_tables):
+        for array in arrays:
+            if isinstance(array, Part):
+                owners.setdefault(array.key, k)
+    return owners
+
+
+def once_each(owners: Mapping[Key, int], arrays: Named) -> dict[str, Any]:
+    """Arrays of all tables without parts, and the arrays of these, with the tables that have them."""
+    return {
+        name: array.array if isinstance(array, Part) else array
+        for name, array in arrays.items()
+        if not isinstance(array, Part) or name.startswith(f"{owners[array.key]}/")
+    }
+
+
+def part_of(
+    owners: Mapping[Key, int], arrays: Iterable[Any], names: tuple[str, str, str]
+) -> dict[str, np.int64]:
+    """The attributes, of these ``names``, of a table with parts: whose arrays these are of, where, and how many."""
+    part = next((array for array in arrays if isinstance(array, Part)), None)
+    if part is None:
+        return {}
+    values = owners[part.key], part.first, part.count
+    return {name: np.int64(value) for name, value in zip(names, values, strict=True)}
+
+
+ROWS = ("stack", "first_row", "rows")
+BAGS = ("flat", "first_bag", "bags")
 
 
 def numbered(name: str, arrays: Iterable[jax.Array]) -> dict[str, jax.Array]:

@@ -21,15 +21,21 @@ from jax_tt._directories.hash_directory import (
 )
 from jax_tt._directories.initial import InitialRows
 from jax_tt._native.call import (
+    ROWS,
     Named,
     flatten_tables,
+    has_parts,
     native,
     native_call,
     numbered,
+    once_each,
+    owners_of,
+    part_of,
     types_of,
     unflatten_tables,
 )
 from jax_tt._native.partition import Split, is_partitioned, num_blocks, over_blocks
+from jax_tt._table.parts_of_arrays import Part, attached, detached
 
 
 class Search(NamedTuple):
@@ -125,6 +131,24 @@ class ExchangeCall(NamedTuple):
     return_old: bool
 
 
+def _model_by_model(given: list[Any]) -> Callable[..., Callable[[list[Any]], Any]]:
+    """Decorates what is called with ``given``: one model after another under ``vmap``.
+
+    Programs keep such a function, so that it may close over no arrays.
+    """
+    if not has_parts(given):
+        return sequential_vmap
+
+    def decorated(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        @sequential_vmap
+        def run(given: Any, shared: Any) -> Any:
+            return detached(call(attached(given, shared)))
+
+        return lambda given: attached(*run(*detached(given)))
+
+    return decorated
+
+
 def _workspace(platform: str, op: str, n: int, directory: KeyDirectory) -> int | None:
     """Bytes of working memory for one table."""
     if platform == "cpu":
@@ -160,11 +184,12 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
 
 
 def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDirectory, Insertion]]:
-    # Programs keep `call`, here and below: it closes over no arrays.
     static = [entry[6:] for entry in entries]
 
+    of_tables = [one[:6] for one in entries]
+
     # Every device inserts the whole batch: replicas of the directory must stay identical.
-    @sequential_vmap
+    @_model_by_model(of_tables)
     def call(given: list[Any]) -> Any:
         operands, results, attributes, workspace = [], [], [], []
         for of, rest in zip(given, static, strict=True):
@@ -191,7 +216,7 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
             for one in changed
         ]
 
-    return call([one[:6] for one in entries])
+    return call(of_tables)
 
 
 def _insertion_types(n: int, old: int) -> Insertion:
@@ -208,7 +233,9 @@ def _insertion_types(n: int, old: int) -> Insertion:
 def hash_set_back(clocks: Sequence[Clock], *, platform: str) -> list[list[jax.Array]]:
     static = [one[2:] for one in clocks]
 
-    @sequential_vmap
+    of_tables = [one[:2] for one in clocks]
+
+    @_model_by_model(of_tables)
     def call(given: list[Any]) -> Any:
         arrays = [numbered("array", arrays) for _, arrays in given]
         operands = [{"clock": clock, **one} for (clock, _), one in zip(given, arrays, strict=True)]
@@ -221,7 +248,7 @@ def hash_set_back(clocks: Sequence[Clock], *, platform: str) -> list[list[jax.Ar
         changed = _of_tables(platform, "set_back", operands, results, attributes)
         return [list(one.values()) for one in changed]
 
-    return call([one[:2] for one in clocks])
+    return call(of_tables)
 
 
 def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
@@ -267,16 +294,20 @@ def _over_blocks(
         parts.setdefault(blocks if is_partitioned(blocks) else 1, []).append(k)
     found: dict[int, jax.Array] = {}
     for members in parts.values():
+        owners = owners_of([operands[k][1].values() for k in members])
+        of_each = [attributes[k] | part_of(owners, operands[k][1].values(), ROWS) for k in members]
 
-        def local(args: Named, split: Split, members: list[int] = members) -> Named:
+        def local(
+            args: Named, split: Split, members: list[int] = members, of_each: Any = of_each
+        ) -> Named:
             del split
             each = unflatten_tables(args, len(members))
-            given = [{name: one[name] for name in order} for one in each]
-            types = [{"result": results[k](one)} for k, one in zip(members, given, strict=True)]
-            own_attributes = [attributes[k] for k in members]
-            return flatten_tables(_of_tables(platform, op, given, types, own_attributes))
+            types = [{"result": results[k](one)} for k, one in zip(members, each, strict=True)]
+            given = [{name: one[name] for name in order if name in one} for one in each]
+            return flatten_tables(_of_tables(platform, op, given, types, of_each))
 
         blocked, whole = (flatten_tables(operands[k][side] for k in members) for side in (0, 1))
+        whole = once_each(owners, whole)
         names = [f"{i}/result" for i in range(len(members))]
         result = over_blocks(local, blocked, whole, names, describe=_described)
         found.update((k, result[name]) for k, name in zip(members, names, strict=True))
@@ -296,16 +327,40 @@ def _of_tables(
     attributes: Sequence[dict[str, Any]],
     workspace: int | None = None,
 ) -> list[dict[str, jax.Array]]:
-    """Results of an operation on many tables that has no arrays of all tables together."""
+    """Results of an operation on many tables that has no arrays of all tables together.
+
+    Of operands that are rows of stacks, the stack has the result of the same name.
+    """
+    owners = owners_of([one.values() for one in operands])
+    given = once_each(owners, flatten_tables(operands))
+    types = {
+        name: jax.ShapeDtypeStruct(given[name].shape, given[name].dtype) if name in given else kind
+        for name, kind in flatten_tables(results).items()
+        if name in given or not isinstance(_at(operands, name), Part)
+    }
+    if owners:
+        places = [part_of(owners, one.values(), ROWS) for one in operands]
+        attributes = [own | place for own, place in zip(attributes, places, strict=True)]
     found = native_call(
         platform,
         f"hash_tables_{op}",
-        flatten_tables(operands),
-        flatten_tables(results),
+        given,
+        types,
         workspace,
         {str(k): of_table for k, of_table in enumerate(attributes)},
     )
-    return unflatten_tables(found, len(operands))
+    each = unflatten_tables(found, len(operands))
+    for k, (own, one) in enumerate(zip(results, operands, strict=True)):
+        for name in own:
+            if isinstance(rows := one.get(name), Part):
+                each[k][name] = rows.of(found[f"{owners[rows.key]}/{name}"])
+        each[k] = {name: each[k][name] for name in own}
+    return each
+
+
+def _at(operands: Sequence[Named], name: str) -> Any:
+    k, _, array = name.partition("/")
+    return operands[int(k)].get(array)
 
 
 def _check_attributes(check: Check, **others: Any) -> dict[str, Any]:
@@ -321,7 +376,9 @@ def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
     """On the CPU alone."""
     distributions = [one.distribution for one in resets]
 
-    @sequential_vmap
+    of_tables = [one[:4] for one in resets]
+
+    @_model_by_model(of_tables)
     def call(given: list[Any]) -> Any:
         operands = []
         for (rows, seed, keys, slots), distribution in zip(given, distributions, strict=True):
@@ -332,15 +389,17 @@ def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
         changed = _of_tables("cpu", "reset", operands, results, attributes)
         return [one["rows"] for one in changed]
 
-    return call([one[:4] for one in resets])
+    return call(of_tables)
 
 
 def hash_exchange(
     exchanges: Sequence[ExchangeCall], *, platform: str
 ) -> list[tuple[list[jax.Array], list[jax.Array]]]:
-    returns_old = [one.return_old for one in exchanges if one.arrays]
+    with_arrays = [k for k, one in enumerate(exchanges) if one.arrays]
+    returns_old = [exchanges[k].return_old for k in with_arrays]
+    of_tables = [exchanges[k][:3] for k in with_arrays]
 
-    @sequential_vmap
+    @_model_by_model(of_tables)
     def call(given: list[Any]) -> Any:
         operands, results, attributes = [], [], []
         for (arrays, new, slots), return_old in zip(given, returns_old, strict=True):
@@ -359,12 +418,9 @@ def hash_exchange(
             for one in changed
         ]
 
-    with_arrays = [k for k, one in enumerate(exchanges) if one.arrays]
     found: list[Any] = [([], [])] * len(exchanges)
-    if with_arrays:
-        changed = call([exchanges[k][:3] for k in with_arrays])
-        for k, one in zip(with_arrays, changed, strict=True):
-            found[k] = one
+    for k, one in zip(with_arrays, call(of_tables) if with_arrays else (), strict=True):
+        found[k] = one
     return found
 
 

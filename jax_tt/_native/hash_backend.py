@@ -6,6 +6,7 @@ Those with ``many`` in their name work on several tables, which is one native ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax_tt._directories.hash_directory import Eviction, Insertion, KeyDirectory
 from jax_tt._directories.initial import initial_rows
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._native.call import types_in
+from jax_tt._native.call import has_parts, types_in
 from jax_tt._native.hash import (
     Clock,
     Entry,
@@ -32,6 +33,7 @@ from jax_tt._native.hash import (
     hash_reset,
     hash_set_back,
 )
+from jax_tt._table.parts_of_arrays import SharedArrays, attached, detached, in_place_of, taken
 
 
 def find_many(searches: Sequence[Search], methods: Sequence[str]) -> list[jax.Array]:
@@ -44,6 +46,7 @@ def find_many(searches: Sequence[Search], methods: Sequence[str]) -> list[jax.Ar
         return [_checked(search, slots) for search, slots in zip(searches, found, strict=True)]
 
     def plain(search: Search) -> jax.Array:
+        search = taken(search)
         slots = hash_reference.find(search.directory, search.keys, search.present)
         if search.guess is not None:
             holds = hash_reference.holds(search.directory, search.keys, search.guess)
@@ -66,7 +69,8 @@ def insert_many(
         return results
 
     def plain(entry: Entry) -> tuple[KeyDirectory, Insertion]:
-        after, done = hash_reference.insert(*entry[:6], **entry.eviction._asdict())
+        after, done = hash_reference.insert(*taken(entry[:6]), **entry.eviction._asdict())
+        after = KeyDirectory(*map(in_place_of, entry.directory, after))
         _check_refused(entry, done)
         if not entry.return_old:
             old = done.old_keys[:0], done.old_scores[:0], done.old_touched[:0]
@@ -79,7 +83,10 @@ def insert_many(
 def set_back_many(clocks: Sequence[Clock], methods: Sequence[str]) -> list[list[jax.Array]]:
     """The numbers of batches of each table; see `jax_tt._directories.batch_clock.set_back`."""
 
-    return _many(hash_set_back, lambda one: batch_clock.set_back(*one), clocks, 2, methods)
+    def plain(one: Clock) -> list[jax.Array]:
+        return list(map(in_place_of, one.arrays, batch_clock.set_back(*taken(one))))
+
+    return _many(hash_set_back, plain, clocks, 2, methods)
 
 
 def initial_many(asked: Sequence[Fresh], methods: Sequence[str]) -> list[jax.Array]:
@@ -111,7 +118,8 @@ def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Arra
         return ExchangeCall([one.rows], [initial], one.slots, return_old=False)
 
     def plain(one: Reset) -> jax.Array:
-        return hash_reference.exchange(*exchanged(one, _plain_initial(_fresh(one)))[:3])[0][0]
+        call = taken(exchanged(one, _plain_initial(_fresh(one))))
+        return in_place_of(one.rows, hash_reference.exchange(*call[:3])[0][0])
 
     def native(resets: list[Reset], platform: str) -> list[jax.Array]:
         if platform == "cpu":
@@ -120,7 +128,7 @@ def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Arra
         exchanges = [exchanged(*pair) for pair in zip(resets, initial, strict=True)]
         return [array for (array,), _ in hash_exchange(exchanges, platform=platform)]
 
-    return _many(_differentiable(native, plain, 4), plain, resets, 4, methods)
+    return _many(native, plain, resets, 4, methods, differentiable=True)
 
 
 def _fresh(one: Reset) -> Fresh:
@@ -134,7 +142,8 @@ def exchange_many(
     """Exchanges entries of the arrays of each table; see `jax_tt._directories.hash_reference.exchange`."""
 
     def plain(one: ExchangeCall) -> Any:
-        changed, old = hash_reference.exchange(one.arrays, one.new, one.slots)
+        changed, old = hash_reference.exchange(taken(one.arrays), one.new, one.slots)
+        changed = list(map(in_place_of, one.arrays, changed))
         return changed, old if one.return_old else []
 
     def native(exchanges: list[ExchangeCall], platform: str) -> Any:
@@ -147,7 +156,7 @@ def exchange_many(
         )
         for one in exchanges
     ]
-    return _many(_differentiable(native, plain, 3), plain, exchanges, 3, methods)
+    return _many(native, plain, exchanges, 3, methods, differentiable=True)
 
 
 def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array, method: str) -> jax.Array:
@@ -210,10 +219,12 @@ def _many(
     tables: Sequence[Any],
     arrays: int,
     methods: Sequence[str],
+    differentiable: bool = False,
 ) -> list[Any]:
     """``native(tables, platform)``, or ``plain(table)`` of each, for all tables with the same method.
 
-    The first ``arrays`` fields of a table hold arrays, the others are static.
+    The first ``arrays`` fields of a table hold arrays, the others are static. With ``differentiable``, what is native
+    has the derivative of ``plain``; a function that is differentiated may insert rows.
     """
     by_method: dict[str, list[int]] = {}
     for k, method in enumerate(methods):
@@ -226,35 +237,41 @@ def _many(
         axes = list(map(varying_axes, given))
 
         def on_platform(
-            platform: str, given: Any, one: list[Any] = one, axes: list[Any] = axes
-        ) -> list[Any]:
+            platform: str,
+            given: Any,
+            shared: SharedArrays,
+            one: list[Any] = one,
+            axes: list[Any] = axes,
+        ) -> Any:
+            given = attached(given, shared) if shared else given
             results = native(_filled(one, given), platform=platform)
-            return [vary_over(*pair) for pair in zip(results, axes, strict=True)]
+            results = [vary_over(*pair) for pair in zip(results, axes, strict=True)]
+            return detached(results) if shared else (results, {})
 
-        def anywhere(given: Any, one: list[Any] = one) -> list[Any]:
-            return [plain(table) for table in _filled(one, given)]
+        def anywhere(given: Any, shared: SharedArrays, one: list[Any] = one) -> Any:
+            results, after = [], {}
+            for table in _filled(one, given):
+                # What one table changes in a stack, the next one finds there.
+                result, changed = detached(plain(attached(table, {**shared, **after})))
+                results.append(result)
+                after |= changed
+            return results, after
 
-        results = backend.run(method, on_platform, anywhere, given)
+        run = _with_derivative(on_platform, anywhere) if differentiable else on_platform
+        detach = detached(given) if has_parts(given) else (given, {})
+        results, after = backend.run(method, run, anywhere, *detach)
+        results = attached(results, after) if after else results
         found.update(zip(members, results, strict=True))
     return [found[k] for k in range(len(tables))]
 
 
-def _differentiable(
-    native: Callable[..., Any], plain: Callable[..., Any], arrays: int
-) -> Callable[..., Any]:
-    """``native`` with the derivative of ``plain``; a function that is differentiated may insert rows."""
+def _with_derivative(native: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def on_platform(platform: str, *given: Any) -> Any:
+        run = jax.custom_jvp(partial(native, platform))
+        run.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
+        return run(*given)
 
-    def of_tables(tables: list[Any], platform: str) -> Any:
-        types = types_in(tables)
-        run = jax.custom_jvp(lambda given: native(_filled(types, given), platform))
-
-        def all_plain(given: Any) -> list[Any]:
-            return [plain(table) for table in _filled(types, given)]
-
-        run.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
-        return run([table[:arrays] for table in tables])
-
-    return of_tables
+    return on_platform
 
 
 def _filled(tables: Sequence[Any], given: Sequence[Any]) -> list[Any]:

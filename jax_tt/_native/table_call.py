@@ -17,11 +17,16 @@ from jax.tree_util import Partial
 
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import (
+    BAGS,
+    ROWS,
     Named,
     Types,
     flatten_tables,
     native_call,
     numbered,
+    once_each,
+    owners_of,
+    part_of,
     types_of,
     unflatten_tables,
 )
@@ -52,7 +57,8 @@ class TableCall(abc.ABC):
         communicates: whether devices exchange operands or results, by `gathered` and `summed`.
         over: the mesh axes that the table is sharded over, if this is the call on a shard.
         of_shard: the attributes that differ from those of the call on the whole table.
-        of_parts: the attributes of `Part` operands.
+        has_parts: whether operands are parts of arrays.
+        of_parts: the attributes of these operands.
     """
 
     kind: ClassVar[str]
@@ -93,8 +99,10 @@ class TableCall(abc.ABC):
         self.storage = self.table.spec.storage(self.params)
         self.operands = make_operands(self.table, self.storage, call.batch, call.use.blocks)
         self.blocked: dict[str, Any] = dict(self.operands.arrays)
-        if call.flat is not None and self._takes_flat(isinstance(first, Part)):
+        self.has_parts = isinstance(first, Part)
+        if call.flat is not None and self._takes_flat(self.has_parts):
             self.blocked |= call.flat
+            self.has_parts = True
         self.whole: dict[str, jax.Array] = dict(self.params)
         self.appended: dict[str, jax.Array] = {}
         # What errors begin with: the function that was called, and the pass, unless it is the forward pass.
@@ -383,18 +391,16 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     once = {name: joined([own[name] for own in appended]) for name in appended[0]}
     once |= shared or {}
 
-    # The call that has every shared array among its operands: the first one with a part of it.
-    owners: dict[Key, int] = {}
-    for k, call in enumerate(calls):
-        for array in (*call.blocked.values(), *call.whole.values()):
-            if isinstance(array, Part):
-                owners.setdefault(array.key, k)
+    owners: Mapping[Key, int] = {}
+    if True in [call.has_parts for call in calls]:
+        owners = owners_of([(*call.blocked.values(), *call.whole.values()) for call in calls])
     blocked = flatten_tables(call.blocked for call in calls)
     whole = once | flatten_tables(call.whole for call in calls)
     if owners:
-        blocked, whole = _once_each(owners, blocked), _once_each(owners, whole)
+        blocked, whole = once_each(owners, blocked), once_each(owners, whole)
         for call in calls:
-            call.of_parts = _parts_of(owners, call)
+            call.of_parts = part_of(owners, call.whole.values(), ROWS)
+            call.of_parts |= part_of(owners, call.blocked.values(), BAGS)
     results = flatten_tables(dict.fromkeys(call.blocked_results) for call in calls)
 
     def dimensions() -> dict[str, Dimensions]:
@@ -428,25 +434,3 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
         call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
         for k, (call, own) in enumerate(zip(calls, each, strict=True))
     ]
-
-
-def _once_each(owners: Mapping[Key, int], arrays: Named) -> dict[str, Any]:
-    """Arrays of all tables without parts, and the arrays of these, with the first of their tables."""
-    return {
-        name: array.array if isinstance(array, Part) else array
-        for name, array in arrays.items()
-        if not isinstance(array, Part) or name.startswith(f"{owners[array.key]}/")
-    }
-
-
-def _parts_of(owners: Mapping[Key, int], call: TableCall) -> dict[str, Any]:
-    """The attributes of a table with parts of arrays: the call that these come with, and where the parts are."""
-    attributes: dict[str, Any] = {}
-    for name, arrays, first, count in (
-        ("stack", call.whole, "first_row", "rows"),
-        ("flat", call.blocked, "first_bag", "bags"),
-    ):
-        part = next((array for array in arrays.values() if isinstance(array, Part)), None)
-        if part is not None:
-            attributes |= {name: owners[part.key], first: part.first, count: part.count}
-    return {name: np.int64(value) for name, value in attributes.items()}

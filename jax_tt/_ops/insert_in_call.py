@@ -6,7 +6,7 @@ well: of a fused table its next value, which holds the new rows, so that inserti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,10 +32,11 @@ def insert_in_call(table: Table, state: State, ids: Any, lookup: Lookup) -> tupl
     Calls that do not train, ids that come with slots, and frozen tables are left as they are.
     """
     if not inserts(table, lookup, [ids]):
-        return ids, with_checked_gradients(table, state, lookup)
-    asked = to_insert(table, state, [(table, ids)], lookup)
+        return ids, with_checked_gradients(training([table], [lookup]), state)
+    constant = constants_of(state)
+    asked = to_insert(table, constant, [(table, ids)], lookup)
     ((done, after),) = insert_anywhere([asked], lookup.method, False)
-    return located(ids, done, current=True), passed_through(asked, state, after)
+    return located(ids, done, current=True), passed_through([asked.table], constant, state, after)
 
 
 def inserts(table: Table, lookup: Lookup, parts: Sequence[Any]) -> bool:
@@ -49,7 +50,10 @@ def inserts(table: Table, lookup: Lookup, parts: Sequence[Any]) -> bool:
 def to_insert(
     table: Table, state: State, parts: Sequence[tuple[Table, Any]], lookup: Lookup
 ) -> InsertRequest:
-    """What a call inserts; ``parts`` are the ids of the batch, each with the table that errors about them name."""
+    """What a call inserts into a table, whose arrays in ``state`` are constants.
+
+    ``parts`` are the ids of the batch, each with the table that errors about them name.
+    """
     whole = unsharded_hash_table(table)
     if whole.policy == "custom" or whole.policy in WITHIN_EPOCHS:
         argument = "scores=" if whole.policy == "custom" else "epoch="
@@ -59,34 +63,59 @@ def to_insert(
             "the layer with jax_tt.dynamic.with_slots(batch, done); or call layer.eval(), which inserts nothing."
         )
     check_state(table, state)
-    constant = jax.lax.stop_gradient(dict(state))
     # The lookup of the batch says what is wrong with it, and raises.
     how = Treatment("error" if lookup.bounds == "error" else "zero", lookup.method, quiet=True)
     found = [key_requests(unsharded_hash_table(named), ids, None, how) for named, ids in parts]
     requests, flags = zip(*found, strict=True)
-    return InsertRequest(table, constant, requests, None, lookup.axis_name, any_refused(flags))
+    return InsertRequest(table, state, requests, None, lookup.axis_name, any_refused(flags))
 
 
-def passed_through(asked: InsertRequest, before: State, after: State) -> dict[str, Any]:
-    """The state after an insertion, whose trained arrays have the cotangents of the ones ``before``."""
-    changed = [n for n in asked.table.spec.trained_names if after[n] is not asked.state[n]]
-    kept = {name: before[name] for name, value in after.items() if value is asked.state[name]}
+def constants_of(state: State) -> dict[str, Any]:
+    return jax.lax.stop_gradient(dict(state))
+
+
+def training(tables: Iterable[Table], lookups: Iterable[Lookup]) -> list[Table]:
+    """The tables whose lookups, one of each, are of training."""
+    pairs = zip(tables, lookups, strict=True)
+    return [table for table, lookup in pairs if unsharded_hash_table(table).trains(lookup)]
+
+
+def passed_through(
+    tables: Sequence[Table], constant: State, before: State, after: State
+) -> dict[str, Any]:
+    """The state after an insertion, whose trained arrays have the cotangents of the ones ``before``.
+
+    Args:
+        tables: those that have the arrays: one, or several of a stack.
+        constant: the arrays that the insertion was given, in the place of those before.
+        before, after: the arrays.
+    """
+    changed = [n for n in tables[0].spec.trained_names if after.get(n) is not constant.get(n)]
+    kept = {name: before[name] for name, value in after.items() if value is constant[name]}
     if not changed:
         return {**after, **kept}
     insertion = begin_insertion(before[changed[0]])
-    check = partial(_check_gradient, unsharded_hash_table(asked.table), insertion)
+    hashed = list(map(unsharded_hash_table, tables))
+
+    def check() -> None:
+        for table in hashed:
+            _check_gradient(table, insertion)
+
     replaced = {name: _replaced(check, before[name], after[name]) for name in changed}
     end_insertion(insertion, replaced[changed[0]])
     return {**after, **kept, **replaced}
 
 
-def with_checked_gradients(table: Table, state: State, lookup: Lookup) -> State:
-    """The state of a training call whose keys were inserted before it; its gradient may be an error all the same."""
-    whole = unsharded_hash_table(table)
-    if not whole.trains(lookup) or not _leaves_moments(whole):
+def with_checked_gradients(tables: Sequence[Table], state: State) -> State:
+    """The state of training calls whose keys were inserted before them; its gradient may be an error all the same.
+
+    ``tables`` are those of the calls that train, of which the arrays are: one, or several of a stack.
+    """
+    refused = next(filter(_leaves_moments, map(unsharded_hash_table, tables)), None)
+    if refused is None:
         return state
-    check = partial(_refuse_gradient, whole)
-    names = table.spec.trained_names
+    check = partial(_refuse_gradient, refused)
+    names = [name for name in tables[0].spec.trained_names if name in state]
     return {**state, **{name: _replaced(check, state[name], state[name]) for name in names}}
 
 

@@ -85,9 +85,9 @@ class MissingRows:
             return _PART_BYTES
         return max(1, rows * self.table.features * jnp.dtype(self.storage).itemsize)
 
-    def any(self) -> jax.Array:
-        """Whether there is anything to look up."""
-        return jnp.any(outside(self.table.ids, self.prepared))
+    def wanted(self) -> jax.Array:
+        """Which positions are looked up, bool ``[n]``."""
+        return outside(self.table.ids, self.prepared).reshape(-1)
 
 
 def plus_added(
@@ -146,7 +146,8 @@ def _sums_in_parts(
 
 
 def _any(added: list[MissingRows]) -> jax.Array:
-    return functools.reduce(jnp.logical_or, [one.any() for one in added])
+    # Of all tables at once: one by one, each would be several small programs.
+    return jnp.any(jnp.concatenate([one.wanted() for one in added]))
 
 
 def _once_if(wanted: jax.Array, change: Callable[[Any], Any], value: Any) -> Any:

@@ -117,6 +117,13 @@ def taken(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.taken() if is_rows(x) else x, tree, is_leaf=is_part)
 
 
+def in_place_of(old: Any, new: Any) -> Any:
+    """New values of an array, or of rows of a stack, which have them in a copy of it then."""
+    if not is_rows(old):
+        return new
+    return old.of(lax.dynamic_update_slice_in_dim(old.array, new, old.first, old.axis))
+
+
 def neighbours_joined(leaves: Sequence[Any]) -> list[Any]:
     """The leaves with rows that follow each other in one array as one leaf, which is taken at once."""
     found: list[Any] = []

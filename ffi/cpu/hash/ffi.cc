@@ -66,19 +66,18 @@ ffi::Error RunInitial(OpThreads threads, const char* op, const TablesCall& call,
   const auto read = [read_tables](const TablesCall& call, std::vector<HashFresh>* tables) -> Status {
     JAX_TT_RETURN_IF_ERROR(read_tables(call, tables));
     for (const HashFresh& table : *tables)
-      JAX_TT_RETURN_IF_ERROR(DispatchStorage(table.rows.element_type(), [](auto) { return Status{}; }));
+      JAX_TT_RETURN_IF_ERROR(DispatchStorage(table.type, [](auto) { return Status{}; }));
     return {};
   };
   const auto make = [](const HashFresh& table, const auto&, const Pool&) {
     const HashInitialArrays& given = table.values;
     const InitialValues values{given.quantiles, {given.seed[0], given.seed[1]}, *given.scale, given.with_sign};
     std::unique_ptr<Pass> pass;
-    (void)DispatchStorage(table.rows.element_type(), [&](auto tag) -> Status {
+    (void)DispatchStorage(table.type, [&](auto tag) -> Status {
       using T = typename decltype(tag)::type;
-      T* const rows = static_cast<T*>(table.rows.untyped_data());
-      pass = table.slots == nullptr
-                 ? HashInitial(values, table.batch, table.features, rows)
-                 : HashReset(values, table.batch, table.slots, table.rows.dimensions()[0], table.features, rows);
+      T* const rows = static_cast<T*>(table.rows);
+      pass = table.slots == nullptr ? HashInitial(values, table.batch, table.features, rows)
+                                    : HashReset(values, table.batch, table.slots, table.capacity, table.features, rows);
       return {};
     });
     return pass;

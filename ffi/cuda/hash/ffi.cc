@@ -55,14 +55,13 @@ ffi::Error SetBackImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionar
 }
 
 ffi::Error InitialImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
-  return ForTables<HashFresh>("hash_initial", {args, rets, attrs, rets.size()}, ReadHashFresh,
-                              [&](const HashFresh& fresh) {
-                                return DispatchGpuStorage(fresh.rows.element_type(), [&](auto tag) -> Status {
-                                  using T = typename decltype(tag)::type;
-                                  return HashInitial(stream, fresh.values, fresh.batch, fresh.features,
-                                                     static_cast<T*>(fresh.rows.untyped_data()));
-                                });
-                              });
+  return ForTables<HashFresh>(
+      "hash_initial", {args, rets, attrs, rets.size()}, ReadHashFresh, [&](const HashFresh& fresh) {
+        return DispatchGpuStorage(fresh.type, [&](auto tag) -> Status {
+          using T = typename decltype(tag)::type;
+          return HashInitial(stream, fresh.values, fresh.batch, fresh.features, static_cast<T*>(fresh.rows));
+        });
+      });
 }
 
 ffi::Error ExchangeImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {

@@ -47,6 +47,7 @@ from jax_tt._table.added import added_rows, adds_rows
 from jax_tt._table.check import check_state, check_table
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.options import Lookup
+from jax_tt._table.parts_of_arrays import StackRows
 from jax_tt._table.state import Array, State, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.whole import attend, to_dense
@@ -461,5 +462,6 @@ def clock_of_whole(table: HashTable, state: State) -> jax.Array:
             once XLA partitions the program.
     """
     names = (*table.table.spec.row_arrays, *table.hash_shapes)
-    arrays = {name: state[name] for name in names}
+    # Rows of a stack are sharded as it is.
+    arrays = {name: x.array if isinstance(x := state[name], StackRows) else x for name in names}
     return state[CLOCK] + check_unsharded(arrays, table.ids.label, _ADVICE)

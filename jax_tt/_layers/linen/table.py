@@ -33,7 +33,7 @@ from jax_tt._layers.pretrained import AnyFromPretrained
 from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
 from jax_tt._lookup.rows import lookup_rows, pooled_rows
-from jax_tt._ops.insert_in_call import with_checked_gradients
+from jax_tt._ops.insert_in_call import training, with_checked_gradients
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, without_values
 from jax_tt._table.initial_rows import init_param
@@ -239,7 +239,7 @@ class TableEmbed(ChecksKeywords, AnyFromPretrained, ScoreCalls, nn.Module):
         if initializing or not (self._inserts or self.is_mutable_collection(ROW_CACHE)):
             lookup = for_evaluation(lookup)
         if table.ids.takes_keys and not self._inserts:
-            state = dict(with_checked_gradients(table, state, lookup))
+            state = dict(with_checked_gradients(training([table], [lookup]), state))
         # Not in `init`: a `TrainState` takes its whole result, and holds no counts.
         counts = lookup.bounds == "warn" and not initializing
         if counts and self.is_mutable_collection(OUT_OF_RANGE):

@@ -17,7 +17,7 @@ from jax_tt._base.keywords import ChecksKeywords, UnknownName
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
-from jax_tt._collection.insertion import insert_collection_keys
+from jax_tt._collection.insertion import grow_collection_if_full, insert_collection_keys
 from jax_tt._collection.listing import listing
 from jax_tt._collection.lookup_features import check_lookup
 from jax_tt._collection.stacks import Stack
@@ -30,6 +30,7 @@ from jax_tt._collection.statistics import (
     read_totals,
 )
 from jax_tt._collection.training_state import Described
+from jax_tt._directories.hash_directory import KEYS
 from jax_tt._ids.placement import Placement
 from jax_tt._jax.reverse_only import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
@@ -45,6 +46,8 @@ from jax_tt._layers.nnx.module import (
     described_layer,
     hoisted_optimizer,
     read_state,
+    set_in_call,
+    variable_type,
     write_state,
 )
 from jax_tt._layers.nnx.stacks import RowsOfVariable, TablesOfStacks, described_stacks
@@ -58,6 +61,7 @@ from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_update, without_values
 from jax_tt._table.options import DEFAULT_LOOKUP, Lookup
+from jax_tt._table.parts_of_arrays import is_rows
 from jax_tt._table.table import Table
 
 
@@ -124,11 +128,12 @@ InStacks = Mapping[str, tuple[Table, Lookup]]
 class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     """Many tables of any kinds, looked up by feature in one call.
 
-    Dense tables that are alike share variables, ``stacks[stack][array]``; the variables of another table are in
-    ``tables[name]``, under the names that they have in a layer of that table alone (`EmbedBag`, `TTEmbedBag`). All
-    tables with an optimizer share a sentinel, a flag ``used`` and one array of step counts, which are variables of the
-    collection. `states` and `set_states` convert between these and layers of single tables, e.g. for checkpoints. All
-    variables are by name: a state of the layer may be restored into one whose tables were given in another order.
+    Dense tables and hash tables that are alike share variables, ``stacks[stack][array]``; the variables of another
+    table are in ``tables[name]``, under the names that they have in a layer of that table alone (`EmbedBag`,
+    `TTEmbedBag`). All tables with an optimizer share a sentinel, a flag ``used`` and one array of step counts, which
+    are variables of the collection. `states` and `set_states` convert between these and layers of single tables, e.g.
+    for checkpoints. All variables are by name: a state of the layer may be restored into one whose tables were given in
+    another order.
 
     ``tables[name]`` also has the methods for row caches, for growth and for an order of ids, ``attend`` and ``top_k``;
     its attributes ``bounds``, ``method``, ``precision`` and ``axis_name`` may be set for this table alone.
@@ -145,8 +150,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             variable `LookupCounts`.
         stack: which tables that are alike share variables, as in `jax_tt.Collection`, by default those with an
             optimizer; ``tables[name]`` is a `jax_tt.nnx.StackedTable` then. A step of many tables costs what its
-            kernels cost, and not what the variables cost. Methods that grow or reorder such a table take a layer with
-            ``stack=False``.
+            kernels cost, and not what the variables cost. Methods of a dense table that grow or reorder it take a layer
+            with ``stack=False``.
         rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
 
     Example:
@@ -256,6 +261,26 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         self.hyperparameters = nnx.data(of_held)
         self._count_out_of_range(counts)
 
+    def _hold_stacks(
+        self,
+        after: Collection,
+        arrays: Mapping[str, Mapping[str, Any]],
+        alone: TablesByName | None = None,
+        lookups: Mapping[str, Lookup] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keeps other tables than before, whose stacks keep their variables where they are the same."""
+        before, held = self.collection.stacks, self._in_stacks or {}
+        kept = {n: self.stacks[n] for n, one in after.stacks.items() if one == before.get(n)}
+        changed = {name: one for name, one in after.stacks.items() if name not in kept}
+        self._hold(
+            after,
+            self.alone if alone is None else alone,
+            kept | variables_of(changed, arrays),
+            {name: lookup for name, (_, lookup) in held.items()} if lookups is None else lookups,
+            self.hyperparameters if hyperparameters is None else hyperparameters,
+        )
+
     def _counts_out_of_range(self) -> dict[str, jax.Array]:
         """The counts so far of the tables in stacks that have one."""
         if not self._counted or self._in_stacks is None:
@@ -354,8 +379,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         inserted, after = insert_collection_keys(
             collection, state, batch, bounds=bounds_of(self), **options
         )
-        for name in inserted:
-            write_state(self.tables[name], state[name], after[name])
+        for name, layer in self._parts.items():
+            write_state(layer, state[name], after[name])
+        self._write_stacks(state, after)
         return inserted
 
     def grow_if_full(
@@ -375,12 +401,19 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             The names of the tables that have grown.
         """
         model = self if model is None else model
-        return tuple(
+        grown = [
             name
-            for name in self._names
-            if self.tables[name].table.ids.takes_keys
-            and self.tables[name].grow_if_full(max_load=max_load, opt=opt, model=model)
-        )
+            for name, part in self._parts.items()
+            if part.table.ids.takes_keys
+            and part.grow_if_full(max_load=max_load, opt=opt, model=model)
+        ]
+        before = self.collection
+        if any(stack.takes_keys for stack in before.stacks.values()):
+            after, arrays = grow_collection_if_full(before, self.arrays(), max_load=max_load)
+            if after is not before:
+                self._hold_stacks(after, arrays)
+                grown += [n for n in before.stack_of if after.tables[n] != before.tables[n]]
+        return tuple(name for name in self._names if name in grown)
 
     def statistics(self) -> dict[str, TableStatistics]:
         """What training calls have looked up, by table. Blocks until the device is done.
@@ -476,12 +509,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
                 alone[name].deterministic = old.deterministic
             else:
                 alone[name] = old
-        changed = {
-            name: one for name, one in after.stacks.items() if one != before.stacks.get(name)
-        }
-        stacks = {name: layer.stacks[name] for name in after.stacks if name not in changed}
-        stacks |= variables_of(changed, arrays)
-        layer._hold(after, alone, stacks, lookups, hyperparameters)
+        layer._hold_stacks(after, arrays, alone, lookups, hyperparameters)
         if not after.sharing and before.sharing:
             for name in SHARED:
                 delattr(layer, name)
@@ -523,8 +551,21 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
                 state[name][OUT_OF_RANGE] = self.out_of_range[...][k]
         return state, lookups, inputs
 
+    def _write_stacks(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Sets the variables of stacks whose arrays differ between two states."""
+        for name, held in self.stacks.items() if self._in_stacks is not None else ():
+            for array, variable in held.items():
+                if after[name][array] is not before[name][array]:
+                    set_in_call(f"{name}: {array}", variable, after[name][array])
+
     def _finish_stacks(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         held = [*(self._in_stacks or ())]
+        inserted = {n for n in held if _changed(before[n].get(KEYS[2]), after[n].get(KEYS[2]))}
+        for stack in self.collection.stacks.values() if inserted else ():
+            if not inserted.isdisjoint(stack.tables):
+                arrays = self.arrays()
+                own = {n: {name: after[n][name] for name in stack.arrays} for n in stack.tables}
+                self._write_stacks(arrays, arrays | {stack.name: stack.joined(own)})
         counted = [OUT_OF_RANGE in before[name] for name in held]
         if not any(counted):
             return
@@ -551,14 +592,18 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
                 counts.set_value(totals[name])
 
 
+def _changed(x: Any, y: Any) -> bool:
+    return x is not y and not (is_rows(x) and is_rows(y) and x.array is y.array)
+
+
 def variables_of(
     stacks: Mapping[str, Stack], arrays: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, nnx.Variable[Any]]]:
     """The variables of stacks with these arrays."""
-    kinds = {name: FusedParam if stack.is_fused else nnx.Param for name, stack in stacks.items()}
+    firsts = {name: next(iter(stack.tables.values())) for name, stack in stacks.items()}
     return {
-        name: {array: kind(value) for array, value in arrays[name].items()}
-        for name, kind in kinds.items()
+        name: {array: variable_type(table, array)(value) for array, value in arrays[name].items()}
+        for name, table in firsts.items()
     }
 
 

@@ -261,16 +261,8 @@ class TableModule(TableOptions, TableCalls, ChecksKeywords, nnx.Module):
         table = self.table
         if lookup.train:
             for name in (*table.spec.trained_names, *table.spec.buffers):
-                if after[name] is before[name]:
-                    continue
-                try:
-                    getattr(self, name)[...] = after[name]
-                except TraceContextError:
-                    raise TypeError(
-                        f"{table.ids.label}{name}: a training call sets this variable, which JAX transformations that "
-                        "close over the layer, such as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call "
-                        "layer.eval() first, after which calls count and insert nothing."
-                    ) from None
+                if after[name] is not before[name]:
+                    set_in_call(f"{table.ids.label}{name}", getattr(self, name), after[name])
         if OUT_OF_RANGE in before:
             with WHERE_FLAX_ALLOWS:
                 self.out_of_range.set_value(after[OUT_OF_RANGE])
@@ -289,7 +281,19 @@ def write_state(layer: TableModule, before: State, after: State) -> None:
     """Sets the variables whose arrays differ between two states."""
     for name, value in after.items():
         if value is not before[name]:
-            getattr(layer, name)[...] = value
+            getattr(layer, name).set_value(value)
+
+
+def set_in_call(label: str, variable: nnx.Variable[Any], value: Any) -> None:
+    """Sets a variable that a training call has changed."""
+    try:
+        variable.set_value(value)
+    except TraceContextError:
+        raise TypeError(
+            f"{label}: a training call sets this variable, which JAX transformations that close over the layer, such "
+            "as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call layer.eval() first, after which calls "
+            "count and insert nothing."
+        ) from None
 
 
 def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:

@@ -15,11 +15,15 @@ from jax_tt._collection.by_table import Layout, entries_of, parts_of_stacks
 from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.training_state import Described
 from jax_tt._jax.reverse_only import refuse_gradient
+from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._layers.call import ScoreCalls
 from jax_tt._layers.nnx.module import TableOptions
 from jax_tt._layers.variables import WHERE_FLAX_ALLOWS
 from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
 from jax_tt._lookup.rows import lookup_rows
+from jax_tt._ops.insert import insert_keys
+from jax_tt._ops.inserting import Evicted, Inserted
+from jax_tt._ops.remove import remove_keys
 from jax_tt._table.copies import with_update
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
@@ -119,8 +123,9 @@ class StackedTable(TableOptions, ScoreCalls):
         embed, stack = self._embed, self._embed.collection.stack_of[self._name]
         if name not in stack.arrays:
             raise AttributeError(self._has_no(name))
-        first, count = stack.places[self._name]
-        return RowsOfVariable(embed.stacks[stack.name][name], slice(first, first + count))
+        first, count = stack.places[name][self._name]
+        at = first if count is None else slice(first, first + count)
+        return RowsOfVariable(embed.stacks[stack.name][name], at)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._embed.collection.stack_of[self._name].arrays]
@@ -136,7 +141,8 @@ class StackedTable(TableOptions, ScoreCalls):
         return (
             f"{self._name}: a table in a stack has no {name!r} to read or set; it has the arrays {', '.join(arrays)}, "
             "which table.embedding[...] = rows writes, and the options of its calls and updates. Its layer has the "
-            "rest, such as eval and train; what grows or reorders a table takes one that was built with stack=False."
+            "rest, such as eval, train and grow_if_full; what else grows or reorders a table takes a layer that was "
+            "built with stack=False."
         )
 
     def __repr__(self) -> str:
@@ -218,9 +224,35 @@ class StackedTable(TableOptions, ScoreCalls):
         rows, after = lookup_rows(with_update(table, None), state, inputs, lookup)
         if counts:
             with WHERE_FLAX_ALLOWS:
-                self.out_of_range[...] = after[OUT_OF_RANGE]
+                self.out_of_range.set_value(after[OUT_OF_RANGE])
         (rows,) = self._promote(rows, inexact=False)
         return rows
+
+    def insert(self, ids: Any, **options: Any) -> Inserted:
+        """Finds or inserts the keys of a batch; see `jax_tt.TableEmbed.insert`."""
+        return self._change_keys("insert", insert_keys, ids, bounds=self.lookup.bounds, **options)
+
+    def remove(self, keys: Any = None, **options: Any) -> Evicted:
+        """Takes keys out of the table, which has a fused rule; see `jax_tt.TableEmbed.remove`."""
+        if self.table.update is None and not self.deterministic:
+            got = "a table without a fused rule in a stack"
+            expected = (
+                "one with arrays of its own, as new keys would get the moments of those that leave"
+            )
+            fix = "Build the layer with stack=False; or call layer.eval() before, if nothing trains the table."
+            raise mismatch(f"{self.table.ids.label}table", got, expected, fix, TypeError)
+        return self._change_keys("remove", remove_keys, keys, **options)
+
+    def _change_keys(self, name: str, function: Any, keys: Any, **options: Any) -> Any:
+        unsharded_hash_table(self.table, f"{type(self).__name__}.{name}: ")
+        embed = self._embed
+        result, after = function(
+            self.table, self.state(), keys, method=self.lookup.method, **options
+        )
+        own = {array: after[array] for array in embed.collection.stack_of[self._name].arrays}
+        before = embed.arrays()
+        embed._write_stacks(before, embed.collection.replaced(before, {self._name: own}))
+        return result
 
     def _bound(self) -> tuple[Table, dict[str, Any], Lookup]:
         return self.table, self.state(), self.lookup

@@ -138,6 +138,12 @@ def line(points: Points, data_set: str, method: str) -> list[tuple[float, float,
     return [_mean([one for one in own if one["ratio"] == ratio]) for ratio in ratios]
 
 
+def trained(points: Points, data_set: str, kind: str) -> tuple[float, float, float]:
+    """What `_mean` gives for the tables that were trained as one of `SCRATCH`, as they are."""
+    own = (data_set, "trained", kind)
+    return _mean([one for one in points if (one["data_set"], one["method"], _trained(one)) == own])
+
+
 def _trained(point: dict[str, Any]) -> str:
     """What the tables that it is made from were trained as: ``"dense"``, or one of `SCRATCH`."""
     return point.get("trained", "dense")

@@ -66,9 +66,9 @@ def report_offsets(wrong: str) -> None:
     """Warns that offsets are malformed, once per tables of the label that ``wrong`` begins with; never raises."""
     tables, _, wrong = wrong.rpartition(_SEPARATOR)
     message = (
-        f"{wrong}. The bags of such a batch were cut so that they fit, and may have the ids of others. This is said "
-        "once per table. Bags.from_offsets and host_batch make bags that fit; bounds='zero' says nothing, and "
-        "bounds='error' stops."
+        f"{wrong}. The bags of such a batch were cut so that they fit, and may have the ids of others. This warning is "
+        "issued once per table. Bags.from_offsets and host_batch make bags that fit; bounds='zero' gives no warning, and "
+        "bounds='error' raises an error."
     )
     warn_once(("offsets", tables), message, OutOfRangeWarning)
 
@@ -86,8 +86,8 @@ def report(table: str, num_embeddings: int, count: int, first: str, position: in
         found = f"{count} ids of a batch, the first of them {first} at position {position}, are"
     message = (
         f"{found} out of range for {name} of {num_embeddings} rows. Such ids contribute nothing and train nothing. "
-        "This is said once per table; a layer counts them in its variable out_of_range. Pass ids in "
-        "[0, num_embeddings); bounds='zero' says nothing, and bounds='error' stops."
+        "This warning is issued once per table; a layer counts them in its variable out_of_range. Pass ids in "
+        "[0, num_embeddings); bounds='zero' gives no warning, and bounds='error' raises an error."
     )
     warn_once((table, num_embeddings), message, OutOfRangeWarning)
 

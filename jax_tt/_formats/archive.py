@@ -26,7 +26,7 @@ def opened(path: str, kind: str) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise FileError(f"{path}: is no whole {kind} file ({error}).") from error
+        raise FileError(f"{path}: is not a complete {kind} file ({error}).") from error
 
 
 def member_bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str) -> bytes:

@@ -130,7 +130,7 @@ def read_container(path: str, kind: str | None = None) -> StoredArrays:
         with safetensors.safe_open(path, framework="numpy"):
             pass
     except safetensors.SafetensorError as error:
-        raise FileError(f"{path}: is no whole safetensors file ({error}).") from error
+        raise FileError(f"{path}: is not a complete safetensors file ({error}).") from error
     with open(path, "rb") as file:
         start = _LENGTH + int.from_bytes(file.read(_LENGTH), "little")
         text = file.read(start - _LENGTH)

@@ -39,7 +39,7 @@ def read_orbax(path: str) -> StoredArrays:
             read = partial(_read, place, keys)
             arrays[".".join(keys)] = StoredArray(tuple(leaf.shape), np.dtype(leaf.dtype), read)
     except Exception as error:  # a damaged checkpoint fails anywhere in orbax
-        raise FileError(f"{path}: is no whole orbax checkpoint ({_brief(error)}).") from error
+        raise FileError(f"{path}: is not a complete orbax checkpoint ({_brief(error)}).") from error
     held = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
     for name, array in arrays.items():
         if is_bomb(held, array.nbytes):

@@ -48,7 +48,7 @@ from jax_tt._table.wrapper import is_sharded
 _NO_ROOM = (
     "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their "
     "initial values and train nothing. Raise the capacity, let the table grow (jax_tt.dynamic.grow_if_full), or choose "
-    "a policy that evicts. safe_check='ignore' says nothing."
+    "a policy that evicts. safe_check='ignore' gives no warning."
 )
 
 

@@ -207,7 +207,7 @@ class Tiers:
             bounds: as in `lookup_features`, for all tables or by table; ``"unchecked"`` raises for malformed offsets.
 
         Raises:
-            TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.
+            TypeError, ValueError: a batch does not fit; with a ``depth``, this is raised when the batch is asked for.
         """
         treatments = bounds_by_table(bounds, self.collection.tables)
         of_epoch = as_int("epoch", epoch, -(2**31), 2**31 - 1)

@@ -114,15 +114,15 @@ def test_damaged_files(folder, capsys):
         ("a.npy", npy("__import__('os').system('touch owned')"), "header is damaged"),
         ("a.npy", npy(FLOATS % "(3, 4)", b"\0" * 48, b"\x93NUMPY\x09\x00"), "version 9"),
         ("a.npy", npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "Python objects"),
-        ("a.npz", b"PK\x03\x04 and then nothing", "is no whole npz file"),
-        ("a.pt", b"PK\x03\x04 and then nothing", "is no whole torch file"),
+        ("a.npz", b"PK\x03\x04 and then nothing", "is not a complete npz file"),
+        ("a.pt", b"PK\x03\x04 and then nothing", "is not a complete torch file"),
         ("a.pt", b"\x80\x02.", "is a bare pickle, the format of torch.save before torch 1.6"),
-        ("a.safetensors", b"\xff" * 8 + b"{}", "is no whole safetensors file"),
-        ("a.safetensors", struct.pack("<Q", 2) + b"[]", "is no whole safetensors file"),
+        ("a.safetensors", b"\xff" * 8 + b"{}", "is not a complete safetensors file"),
+        ("a.safetensors", struct.pack("<Q", 2) + b"[]", "is not a complete safetensors file"),
         (
             "a.safetensors",
             struct.pack("<Q", 58) + b'{"w":{"dtype":"F32","shape":[9,9],"data_offsets":[0,324]}}',
-            "is no whole safetensors file",
+            "is not a complete safetensors file",
         ),
         ("a.bin", b"x", "got the format .bin"),
         ("a", b"x", "got the format"),
@@ -188,7 +188,7 @@ def test_damaged_checkpoints(table, capsys):
     assert "without an orbax checkpoint" in refused(capsys, "info", "empty")
     os.mkdir("odd")
     Path("odd/_METADATA").write_text("{")
-    assert "is no whole orbax checkpoint" in refused(capsys, "info", "odd")
+    assert "is not a complete orbax checkpoint" in refused(capsys, "info", "odd")
     os.mkdir("two")
     ran("compress", "table.npy", "--out", "two/a", "--ranks", "2", QUIET)
     ran("compress", "table.npy", "--out", "two/b", "--ranks", "2", QUIET)

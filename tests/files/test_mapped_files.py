@@ -111,7 +111,7 @@ def test_files_that_are_refused(tmp_path):
             jax_tt.files.map_arrays(path)
     jax_tt.files.save_arrays(path, {"a": np.ones(3)}, overwrite=True)
     path.write_bytes(path.read_bytes()[:-70])
-    with pytest.raises(jax_tt.FileError, match="no whole safetensors file"):
+    with pytest.raises(jax_tt.FileError, match="not a complete safetensors file"):
         jax_tt.files.map_arrays(path)
 
 

@@ -361,7 +361,7 @@ def test_a_missing_file_is_both(tmp_path):
                     read(path)
         with pytest.raises(jax_tt.FileError, match=r"is a directory|without an orbax checkpoint"):
             read(tmp_path)
-        with pytest.raises(jax_tt.FileError, match="is no whole npz file"):
+        with pytest.raises(jax_tt.FileError, match="is not a complete npz file"):
             read(tmp_path / "x.npz")
 
 

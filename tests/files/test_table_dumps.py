@@ -329,7 +329,7 @@ def test_errors(tmp_path):
     assert (found["embedding"] == state["embedding"]).all()
     part = path / "keys-00001.safetensors"
     part.write_bytes(part.read_bytes()[:-100])
-    with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
+    with pytest.raises(jax_tt.FileError, match="is not a complete safetensors file"):
         jax_tt.files.load_dump(table, state, path)
     assert sorted(os.listdir(tmp_path)) == ["dump"]
 

@@ -197,3 +197,19 @@ def test_the_picture_of_readme_shows_the_results():
         for label, time in bars:  # matplotlib leaves the text of each label in a comment
             assert f"<!-- {label} -->" in drawn, "run: python -m docs.make_results_picture"
             assert f"<!-- {results.number(time)} ms -->" in drawn
+
+
+def test_the_picture_of_the_first_page_shows_the_results():
+    pytest.importorskip("matplotlib")
+    from docs import make_choice_picture as picture
+
+    labels = [
+        *picture.lines(),
+        *picture.TABLES,
+        *(picture.text(*s) for s in picture.bars().values()),
+    ]
+    assert len(labels) == 4 + 2 * 7
+    for theme in picture.INKS:
+        drawn = (picture.IMAGES / f"choice-{theme}.svg").read_text()
+        for label in labels:
+            assert f"<!-- {label} -->" in drawn, "run: python -m docs.make_choice_picture"

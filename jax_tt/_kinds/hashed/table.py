@@ -58,7 +58,7 @@ COLLECTION = "hash_table"
 _UNTRAINED = (
     "{count} ids of a training batch are keys without a row. They read their initial values and train nothing. Insert "
     "them first, jax_tt.dynamic.insert(table, state, ids), as training calls of layers do; where tables are full, "
-    "raise the capacity. safe_check='ignore' says nothing."
+    "raise the capacity. safe_check='ignore' gives no warning."
 )
 _MOVED_BY = "HashTable.of_rows takes the keys of another capacity, other ways or several devices."
 MISSING = ("initial", "zeros")

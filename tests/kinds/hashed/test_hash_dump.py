@@ -224,7 +224,7 @@ def test_errors(source, tmp_path):
     part = path / "keys-00001.safetensors"
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])
-    with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
+    with pytest.raises(jax_tt.FileError, match="is not a complete safetensors file"):
         jax_tt.files.load_dump(table, state, path)
     part.write_bytes(whole)
     shutil.copy(path / "keys-00000.safetensors", part)
@@ -235,7 +235,7 @@ def test_errors(source, tmp_path):
         with pytest.raises(jax_tt.FileError, match=f"no complete dump .* it has no {file.name}"):
             jax_tt.files.load_dump(table, state, path)
     (path / "dump.safetensors").write_text("{")
-    with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
+    with pytest.raises(jax_tt.FileError, match="is not a complete safetensors file"):
         jax_tt.files.load_dump(table, state, path)
 
 

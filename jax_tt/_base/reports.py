@@ -22,8 +22,8 @@ class OutOfRangeWarning(UserWarning):
 
 
 class MissingKeyWarning(UserWarning):
-    """Keys without a row were trained on, or found no room, in a `HashTable` with ``safe_check="warn"``; each is said
-    once per table.
+    """Keys without a row were trained on, or found no room, in a `HashTable` with ``safe_check="warn"``; each is
+    reported once per table.
 
     >>> import warnings, jax_tt
     >>> warnings.simplefilter("ignore", jax_tt.dynamic.MissingKeyWarning)
@@ -67,8 +67,8 @@ def report_offsets(wrong: str) -> None:
     tables, _, wrong = wrong.rpartition(_SEPARATOR)
     message = (
         f"{wrong}. The bags of such a batch were cut so that they fit, and may have the ids of others. This warning is "
-        "issued once per table. Bags.from_offsets and host_batch make bags that fit; bounds='zero' gives no warning, and "
-        "bounds='error' raises an error."
+        "issued once per table. Bags.from_offsets and host_batch make bags that fit; bounds='zero' gives no warning, "
+        "and bounds='error' raises an error."
     )
     warn_once(("offsets", tables), message, OutOfRangeWarning)
 

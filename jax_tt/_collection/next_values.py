@@ -370,7 +370,7 @@ class NextValues:
             "trains these tables: nnx.Optimizer and optax see other parameters alone. Give the gradients to "
             "jax_tt.FusedOptimizer.update, in linen to jax_tt.linen.TrainState.apply_gradients. If a table is not to "
             "be trained, set layer.frozen = True, or pass what the layer returns through jax.lax.stop_gradient. This "
-            "is said once."
+            "warning is issued once."
         )
         reports.warn_once(("next values", self._untaken), message, RuntimeWarning)
 

@@ -79,7 +79,10 @@ def _check_damaged_dumps(folder, runs):
         assert f"process {1 - process} failed, and this one stopped as well" in told[1]
         assert len(changed) == len(files)
         for name, message in zip(files, changed, strict=True):
-            assert "damaged" in message or "not a complete safetensors file" in message, (name, message)
+            assert "damaged" in message or "not a complete safetensors file" in message, (
+                name,
+                message,
+            )
     table = jax_tt.hash_table(64, 4, optimizer=jax_tt.optimizers.Adagrad(0.1))
     state = table.init(jax.random.key(0))
     # What the killed dump has left does not matter, to readers and to the next one.

@@ -1,4 +1,4 @@
-"""Tables of 64-bit keys: search against a hash map in C++, steps against those of static tables, and growth."""
+"""Tables of 64-bit keys: search against a hash map in C++, steps against those of other tables, and growth."""
 
 import gc
 import time
@@ -19,10 +19,12 @@ from benchmarks.timing import Call, Timing, interleave
 from benchmarks.work import LEARNING_RATE
 from jax_tt._kinds.hashed.table import directory_of
 from jax_tt._native import hash_backend
+from jax_tt._table.state import SCALARS
 
-LOADS, COLUMNS, TABLES = (0.5, 0.75, 1.0), 64, 26
+LOADS, COLUMNS, NARROW, TABLES = (0.5, 0.75, 1.0), 64, 16, 26
 FIND, MAP = "jax_tt find", "tsl::robin_map find"
 STATIC, STEP = "jax_tt step, static tables", "jax_tt step with keys"
+MANY, ONE = "jax_tt step, many tables", "jax_tt step, one table"
 
 
 @case("hash", "Tables of 1,000,000 x 64 with 64-bit keys, 10,240 keys a batch: find, step, growth")
@@ -32,6 +34,8 @@ def measure(settings: Settings, report: Report) -> None:
         _search(settings, report, rows, bags[0] * bags[1], load)
     _step(settings, report, 1, rows, bags)
     _step(settings, report, TABLES, rows // 10 // 8 * 8, bags)
+    for samples in (8, 16) if settings.quick else (128, 2048):
+        _of_one_table(settings, report, 256 if settings.quick else 16_384, samples)
     _growth(report, rows)
 
 
@@ -90,14 +94,15 @@ def _step(settings: Settings, report: Report, count: int, rows: int, bags: tuple
         {n: bags_of(jax_tt.dynamic.split_keys(rng.choice(held["key"], bags))) for n in names}
         for _ in "0" * 10
     ]
+    arrays = {name: x for name, x in state.items() if name not in SCALARS}
     start = dynamic.init(jax.random.key(0))
-    start |= {n: {a: jnp.copy(state[a]) for a in start[n]} for n in names}
+    start = dynamic.replaced(start, {n: jax.tree.map(jnp.copy, arrays) for n in names})
     work = f"{count} table{'s' * (count > 1)} of {rows:,} rows"
     calls = {
         (work, STATIC): _training(static, static.init(jax.random.key(0)), ids, gradient),
         (work, STEP): _training(dynamic, start, batches, gradient),
     }
-    del start, state
+    del start, state, arrays
     timings = interleave(calls, settings.budget)
     del calls
     gc.collect()
@@ -105,6 +110,37 @@ def _step(settings: Settings, report: Report, count: int, rows: int, bags: tuple
     ratio = timings[work, STEP].median / timings[work, STATIC].median
     meaning = f"time of a step with keys that are all present, over that of static tables, {work}"
     report.figure(f"step_over_static_{count}", ratio, "x", meaning, at_most=1.5)
+
+
+def _of_one_table(settings: Settings, report: Report, rows: int, samples: int) -> None:
+    """A step that inserts into many tables, and one into a single table of as many rows with the same features."""
+    rule, features = jax_tt.optimizers.SGD(LEARNING_RATE), [f"table_{k}" for k in range(TABLES)]
+    gradient = np.full((samples, TABLES * NARROW), 1e-3, np.float32)
+    draws = np.random.default_rng(1).zipf(1.2, (10, TABLES, samples, 1)) % (rows // 2)
+    work, calls = f"{TABLES} tables of {rows:,} x {NARROW}, {samples:,} samples", {}
+    for label, tables in ((MANY, features), (ONE, ["table"])):
+        of_all = jax_tt.hash_table(rows * TABLES // len(tables), NARROW, optimizer=rule)
+        collection = jax_tt.Collection(
+            dict.fromkeys(tables, of_all),
+            {n: jax_tt.Feature(tables[k % len(tables)]) for k, n in enumerate(features)},
+        )
+        # In one table, the keys of another feature are other keys.
+        apart = 0 if len(tables) > 1 else rows
+        batches = [
+            {
+                n: jax_tt.dynamic.split_keys(keys + k * apart)
+                for k, (n, keys) in enumerate(zip(features, draw, strict=True))
+            }
+            for draw in draws
+        ]
+        calls[work, label] = _training(
+            collection, collection.init(jax.random.key(0)), jax.device_put(batches), gradient
+        )
+    timings = interleave(calls, settings.budget)
+    report.timings(timings)
+    ratio = timings[work, MANY].median / timings[work, ONE].median
+    meaning = f"time of a step that inserts, over that with one table of as many rows, {work}"
+    report.figure(f"step_over_one_table_{samples}", ratio, "x", meaning, at_most=1.5)
 
 
 def _training(collection: jax_tt.Collection, state: Any, batches: list[Any], g: np.ndarray) -> Call:

@@ -319,3 +319,27 @@ def test_gradients_by_optax():
     model = Tower(evicting)
     with pytest.raises(TypeError, match="optimizer: got None for a table with the policy 'lru'"):
         nnx.grad(lambda model: jnp.sum(model(batch_of(0))))(model)
+
+
+def test_checkpoints_are_by_table():
+    """Layers with stacks and without read each other's training states, and go on alike."""
+    pairs = []
+    for one in both():
+        model = Tower(one)
+        pairs.append((model, jax_tt.FusedOptimizer(model, optax.sgd(0.1))))
+    (stacked, alone), others = (model for model, _ in pairs), [nnx.clone(pair) for pair in pairs]
+    layer_step(*pairs[0], batch_of(0))
+    saved = jax_tt.checkpoint.save_args(stacked, nnx.state(pairs[0]))
+    nnx.update(pairs[1], jax_tt.checkpoint.restore(alone, nnx.state(pairs[1]), saved))
+    same(alone.embed.states(), stacked.embed.states())
+    again = jax_tt.checkpoint.save_args(alone, nnx.state(pairs[1]))
+    same(again, saved)
+    model = others[0][0]
+    nnx.update(others[0], jax_tt.checkpoint.restore(model, nnx.state(others[0]), again))
+    values = [layer_step(*pair, batch_of(1)) for pair in (*pairs, others[0])]
+    assert values[0] == values[1] == values[2]
+    served, arrays = stacked.embed.collection.frozen(stacked.embed.arrays())
+    assert len(served.stacks) == 2
+    rows, _ = jax_tt.lookup_features(served, arrays, batch_of(2))
+    stacked.eval()
+    same(rows, stacked.embed(batch_of(2)))

@@ -71,10 +71,10 @@ class Collection:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
             backward pass; the others have ordinary gradients.
         features: `Feature` by name. Features that share a table are looked up in it together, as one batch.
-        stack: which tables share their arrays, one after another along the first axis, if they are dense tables, or
-            hash tables with the same ways and policy, and have the same width, types and class of optimizer: by default
-            those with an optimizer; with True also those without one, which are one parameter together for optax then;
-            with False none. A program then has the arrays of a few tables,
+        stack: which tables share their arrays, one after another along the first axis. These are dense tables with the
+            same width, types and class of optimizer, and hash tables that also have the same ways and policy. By
+            default, tables without an optimizer share none; with True they do, and are one parameter together for optax
+            then. With False, no table shares arrays. A program then has the arrays of a few tables,
             and costs less to call and to compile. ``stacks`` names the tables of each. The state has the arrays of a
             stack under its name; `of` returns the arrays of a table. What is computed is the same. The tables share in
             the order of their names, so that a state fits whatever order they are given in, and the name of a stack
@@ -231,10 +231,10 @@ class Collection:
             return dict(state[table])
         arrays, rows = state[stack.name], {}
         for name, shape in stack.shapes.items():
-            array, (first, count) = arrays[name], stack.places[name][table]
+            array, (first, count) = arrays.get(name), stack.places[name][table]
             # States of several models may be stacked along further axes.
-            axis = array.ndim - len(shape)
-            if array.shape[max(axis, 0)] != shape[0]:
+            axis = getattr(array, "ndim", -1) - len(shape)
+            if axis < 0 or array.shape[axis] != shape[0]:
                 stack.check("state", arrays)
             rows[name] = (
                 lax.index_in_dim(array, first, axis, keepdims=False)

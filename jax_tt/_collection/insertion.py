@@ -127,8 +127,9 @@ def insert_in_collection_call(
     A batch that is ``refused`` inserts nothing.
     """
     values = values_of(collection.features, batch)
-    own, stacks = detached({name: state[name] for name in collection.hashed})
-    constant = attached(*jax.lax.stop_gradient((own, stacks)))
+    constant = attached(
+        *jax.lax.stop_gradient(detached({name: state[name] for name in collection.hashed}))
+    )
     asked: dict[str, dict[str, InsertRequest]] = {}
     for name in collection.hashed:
         table, lookup, features = (
@@ -140,27 +141,28 @@ def insert_in_collection_call(
             parts = [(collection.for_features[feature], values[feature]) for feature in features]
             one = to_insert(table, constant[name], parts, lookup)
             asked.setdefault(lookup.method, {})[name] = one._replace(refused=refused)
-    arrays: dict[str, Any] = {}
+    inserted: dict[str, Any] = {}
     for method, tables in asked.items():
         results = insert_anywhere(list(tables.values()), method, False)
-        for (name, one), (done, after) in zip(tables.items(), results, strict=True):
-            arrays[name] = after
+        for (name, one), (done, arrays) in zip(tables.items(), results, strict=True):
+            inserted[name] = arrays
             found = _by_feature(collection.features_of[name], one, done)
             values = located(values, {name: found}, current=True)
     after = dict(state)
     for members in _sharing_arrays(collection, state):
         tables = [collection.for_batches[name] for name in members]
         trained = training(tables, [lookups[name] for name in members])
-        given = _arrays_of(state[members[0]])
-        changed = [_arrays_of(arrays[name]) for name in members if name in arrays]
+        whole = _arrays_of(state[members[0]])
+        # One call has inserted into all of these, so that they have the same arrays after it.
+        changed = [_arrays_of(inserted[name]) for name in members if name in inserted]
         if changed:
-            given = passed_through(trained, _arrays_of(constant[members[0]]), given, changed[0])
+            whole = passed_through(trained, _arrays_of(constant[members[0]]), whole, changed[0])
         else:
-            given = with_checked_gradients(trained, given)
+            whole = with_checked_gradients(trained, whole)
         for name in members:
-            own = arrays.get(name, state[name])
+            own = inserted.get(name, state[name])
             after[name] = {
-                n: x.of(given[n]) if is_rows(x) else given.get(n, x) for n, x in own.items()
+                n: x.of(whole[n]) if is_rows(x) else whole.get(n, x) for n, x in own.items()
             }
     return (values if asked else batch), after
 
@@ -193,21 +195,27 @@ def grow_collection_if_full(
     collection: Collection, state: States, *, max_load: float = 0.75, method: str = "auto"
 ) -> Change:
     """`dynamic.grow_if_full` of all hash tables of a collection."""
-    hashed: dict[str, Any] = {n: t for n, t in collection.tables.items() if t.ids.takes_keys}
-    check_states("state", state, {_holder(collection, name): None for name in hashed})
+    hashed = [name for name, table in collection.tables.items() if table.ids.takes_keys]
+    return grow_tables_if_full(collection, state, hashed, max_load, method)
+
+
+def grow_tables_if_full(
+    collection: Collection, state: States, names: Sequence[str], max_load: float, method: str
+) -> Change:
+    """`dynamic.grow_if_full` of some hash tables of a collection."""
+    check_states("state", state, {_holder(collection, name): None for name in names})
     after = {name: dict(arrays) for name, arrays in state.items()}
     grown: dict[str, Change] = {}
-    for name, table in hashed.items():
-        if (stack := collection.stack_of.get(name)) is None:
-            change = grow_if_full(table, state[name], max_load=max_load, method=method)
-            after[name] = change.state
-        else:
-            rows = collection.rows_of(state, name)
-            touched = taken({KEYS[2]: rows[KEYS[2]]})
-            if grown_capacity(table, touched, max_load) == table.num_embeddings:
+    for name in names:
+        table: Any = collection.tables[name]
+        stack, own = collection.stack_of.get(name), collection.rows_of(state, name)
+        if stack is not None:
+            if grown_capacity(table, taken({KEYS[2]: own[KEYS[2]]}), max_load) == own[KEYS[2]].size:
                 continue
             _refuse_moments_of(stack, name)
-            change = grow_if_full(table, taken(rows), max_load=max_load, method=method)
+        change = grow_if_full(table, taken(own), max_load=max_load, method=method)
+        if stack is None:
+            after[name] = change.state
         if change.table is not table:
             grown[name] = change
     if not grown:
@@ -225,6 +233,8 @@ def grow_collection_if_full(
 def _refuse_moments_of(stack: Stack, table: str) -> None:
     """Raises for a stack that optax trains as one parameter, of which it may have moments."""
     if not stack.is_fused:
-        got = f"the table {table!r} of a stack without an optimizer, which is full"
+        names = ", ".join(stack.tables)
+        got = f"a stack without an optimizer, of {names}, for the growth of {table!r}"
+        expected = "arrays of its own, as optax may have moments of the rows"
         fix = "Describe the tables with an optimizer, or the collection with stack=False."
-        raise mismatch("collection", got, "one with arrays of its own to grow", fix)
+        raise mismatch("collection", got, expected, fix)

@@ -155,8 +155,8 @@ def embed(
     }
     batch, requests, refused = requests_of(collection, batch, storages, uses, lookups)
     in_place = _in_place(collection, uses, state, requests)
-    if apart := collection.stack_of.keys() - in_place:
-        state = {name: taken(own) if name in apart else own for name, own in state.items()}
+    given, apart = state, {n: taken(state[n]) for n in collection.stack_of if n not in in_place}
+    state = {**state, **apart}
     if insert and collection.hashed:
         batch, state = insert_in_collection_call(collection, state, batch, lookups, refused)
         batch, requests, _ = requests_of(collection, batch, storages, uses, lookups)
@@ -205,6 +205,9 @@ def embed(
         counted[name] = CountedBatch(table, call.use.lookup, ids, call.batch)
         changed = {array: value for array, value in changed.items() if array not in read}
         after[name] = {**state[name], **changed}
+        # Rows that were taken out of a stack and not changed are still those of the stack.
+        own = apart.get(name, {})
+        after[name] |= {k: given[name][k] for k, x in own.items() if after[name][k] is x}
     if STATISTICS in state:
         check_countable(tables)
         after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}

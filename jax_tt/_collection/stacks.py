@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 
@@ -55,9 +56,9 @@ class Stack:
 
     @functools.cached_property
     def places(self) -> Mapping[str, Mapping[str, tuple[int, int | None]]]:
-        """Of every array, where each table has its part along the first axis: the first entry, and their number.
+        """Of every array, where each table has its part along the first axis: the first entry, and how many.
 
-        The number is None where each table has one entry, as of its clock, which has no such axis in the table.
+        The number is None in arrays with one entry for each table, such as the clocks.
         """
         return {name: self._places(name) for name in self.arrays}
 
@@ -93,19 +94,23 @@ class Stack:
         Raises:
             TypeError, ValueError: a table lacks an array, or it does not fit the table.
         """
+        axes = self._axes_of_models(states)
         for name, table in self.tables.items():
-            check_state(table, {k: self._of_one_model(k, x) for k, x in states[name].items()})
+            own = (
+                {k: _of_one_model(x, axes) for k, x in states[name].items()}
+                if axes
+                else states[name]
+            )
+            check_state(table, own)
         return {
             name: self._whole({table: states[table][name] for table in self.tables}, name)
             for name in self.arrays
         }
 
-    def _of_one_model(self, name: str, array: Any) -> Any:
-        shape, rank = getattr(array, "shape", ()), len(self.shapes.get(name, ()))
-        rank -= name in _ENTRIES
-        if len(shape) <= rank:
-            return array
-        return jax.ShapeDtypeStruct(shape[len(shape) - rank :], array.dtype)
+    def _axes_of_models(self, states: Mapping[str, Mapping[str, Any]]) -> int:
+        """How many axes the arrays of a state of several models have in front of those of one."""
+        one, first = self.arrays[0], next(iter(self.tables))
+        return max(0, np.ndim(states[first].get(one, ())) - len(self.shapes[one]))
 
     def _whole(self, by_table: Mapping[str, Any], name: str) -> jax.Array:
         parts = list(by_table.values())
@@ -148,6 +153,11 @@ class Stack:
                 expected = f"shape {shape}, with the rows of {', '.join(self.tables)}"
                 found = f"no array {name!r}" if got is None else f"{name!r} of shape {got}"
                 raise mismatch(label, found, expected)
+
+
+def _of_one_model(array: Any, axes: int) -> Any:
+    shape = getattr(array, "shape", ())
+    return jax.ShapeDtypeStruct(shape[axes:], array.dtype) if len(shape) >= axes > 0 else array
 
 
 def stacks_of(tables: Mapping[str, Table]) -> Mapping[str, Stack]:

@@ -16,6 +16,10 @@ from jax_tt._table.parts_of_arrays import Key, Part
 Named = Mapping[str, jax.Array]
 Types = Mapping[str, jax.ShapeDtypeStruct]
 
+# The attributes of a table whose operands are parts of arrays: the table that has these, the first entry, how many.
+ROWS = ("stack", "first_row", "rows")
+BAGS = ("flat", "first_bag", "bags")
+
 
 def native(platform: str) -> ModuleType:
     """The loaded module of a platform, which must be available."""
@@ -100,16 +104,12 @@ def once_each(owners: Mapping[Key, int], arrays: Named) -> dict[str, Any]:
 def part_of(
     owners: Mapping[Key, int], arrays: Iterable[Any], names: tuple[str, str, str]
 ) -> dict[str, np.int64]:
-    """The attributes, of these ``names``, of a table with parts: whose arrays these are of, where, and how many."""
+    """The attributes of a table with parts among its operands, `ROWS` or `BAGS`; none of another table."""
     part = next((array for array in arrays if isinstance(array, Part)), None)
     if part is None:
         return {}
     values = owners[part.key], part.first, part.count
     return {name: np.int64(value) for name, value in zip(names, values, strict=True)}
-
-
-ROWS = ("stack", "first_row", "rows")
-BAGS = ("flat", "first_bag", "bags")
 
 
 def numbered(name: str, arrays: Iterable[jax.Array]) -> dict[str, jax.Array]:

@@ -134,7 +134,7 @@ class ExchangeCall(NamedTuple):
 def _model_by_model(given: list[Any]) -> Callable[..., Callable[[list[Any]], Any]]:
     """Decorates what is called with ``given``: one model after another under ``vmap``.
 
-    Programs keep such a function, so that it may close over no arrays.
+    The function must close over no arrays, since programs keep it.
     """
     if not has_parts(given):
         return sequential_vmap
@@ -185,7 +185,6 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
 
 def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDirectory, Insertion]]:
     static = [entry[6:] for entry in entries]
-
     of_tables = [one[:6] for one in entries]
 
     # Every device inserts the whole batch: replicas of the directory must stay identical.
@@ -232,7 +231,6 @@ def _insertion_types(n: int, old: int) -> Insertion:
 
 def hash_set_back(clocks: Sequence[Clock], *, platform: str) -> list[list[jax.Array]]:
     static = [one[2:] for one in clocks]
-
     of_tables = [one[:2] for one in clocks]
 
     @_model_by_model(of_tables)
@@ -333,11 +331,14 @@ def _of_tables(
     """
     owners = owners_of([one.values() for one in operands])
     given = once_each(owners, flatten_tables(operands))
-    types = {
-        name: jax.ShapeDtypeStruct(given[name].shape, given[name].dtype) if name in given else kind
-        for name, kind in flatten_tables(results).items()
-        if name in given or not isinstance(_at(operands, name), Part)
-    }
+    types = {}
+    for k, (own, one) in enumerate(zip(results, operands, strict=True)):
+        for name, kind in own.items():
+            # One table has the rows of all.
+            if not isinstance(rows := one.get(name), Part):
+                types[f"{k}/{name}"] = kind
+            elif owners[rows.key] == k:
+                types[f"{k}/{name}"] = jax.ShapeDtypeStruct(rows.array.shape, rows.dtype)
     if owners:
         places = [part_of(owners, one.values(), ROWS) for one in operands]
         attributes = [own | place for own, place in zip(attributes, places, strict=True)]
@@ -349,18 +350,18 @@ def _of_tables(
         workspace,
         {str(k): of_table for k, of_table in enumerate(attributes)},
     )
-    each = unflatten_tables(found, len(operands))
+    each: list[dict[str, Any]] = []
     for k, (own, one) in enumerate(zip(results, operands, strict=True)):
-        for name in own:
-            if isinstance(rows := one.get(name), Part):
-                each[k][name] = rows.of(found[f"{owners[rows.key]}/{name}"])
-        each[k] = {name: each[k][name] for name in own}
+        rows = {name: x for name in own if isinstance(x := one.get(name), Part)}
+        each.append(
+            {
+                name: rows[name].of(found[f"{owners[rows[name].key]}/{name}"])
+                if name in rows
+                else found[f"{k}/{name}"]
+                for name in own
+            }
+        )
     return each
-
-
-def _at(operands: Sequence[Named], name: str) -> Any:
-    k, _, array = name.partition("/")
-    return operands[int(k)].get(array)
 
 
 def _check_attributes(check: Check, **others: Any) -> dict[str, Any]:
@@ -375,7 +376,6 @@ def _initial_operands(seed: jax.Array, values: InitialRows) -> dict[str, jax.Arr
 def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
     """On the CPU alone."""
     distributions = [one.distribution for one in resets]
-
     of_tables = [one[:4] for one in resets]
 
     @_model_by_model(of_tables)
@@ -419,8 +419,9 @@ def hash_exchange(
         ]
 
     found: list[Any] = [([], [])] * len(exchanges)
-    for k, one in zip(with_arrays, call(of_tables) if with_arrays else (), strict=True):
-        found[k] = one
+    if with_arrays:
+        for k, one in zip(with_arrays, call(of_tables), strict=True):
+            found[k] = one
     return found
 
 

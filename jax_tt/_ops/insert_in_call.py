@@ -96,10 +96,7 @@ def passed_through(
         return {**after, **kept}
     insertion = begin_insertion(before[changed[0]])
     hashed = list(map(unsharded_hash_table, tables))
-
-    def check() -> None:
-        for table in hashed:
-            _check_gradient(table, insertion)
+    check = partial(_check_gradients, hashed, insertion)
 
     replaced = {name: _replaced(check, before[name], after[name]) for name in changed}
     end_insertion(insertion, replaced[changed[0]])
@@ -119,16 +116,21 @@ def with_checked_gradients(tables: Sequence[Table], state: State) -> State:
     return {**state, **{name: _replaced(check, state[name], state[name]) for name in names}}
 
 
-def _check_gradient(table: HashTable, insertion: TracedInsertion) -> None:
-    """Raises if a training call cannot be differentiated."""
-    if _leaves_moments(table):
+def _check_gradients(tables: Sequence[HashTable], insertion: TracedInsertion) -> None:
+    """Raises if a training call of tables that have arrays together cannot be differentiated."""
+    for table in filter(_leaves_moments, tables):
         _refuse_gradient(table)
-    if table.update is not None and insertion.misses_rows():
-        raise ValueError(
-            f"{table.ids.label}the loss looks up this fused table more than once, and its next value would lack the "
-            "rows of keys that another training call inserts. Look up all ids in one call; or insert them before the "
-            "loss, and look up jax_tt.dynamic.with_slots(ids, inserted) in each call."
-        )
+    if not any(table.update is not None for table in tables) or not insertion.misses_rows():
+        return
+    label, which, its = tables[0].ids.label, "this fused table", "its next value"
+    if len(tables) > 1:
+        label = ", ".join(table.name or "a table" for table in tables) + ": "
+        which, its = "these fused tables, which share arrays,", "their next values"
+    raise ValueError(
+        f"{label}the loss looks up {which} more than once, and {its} would lack the rows of keys that another training "
+        "call inserts. Look up all ids in one call; or insert them before the loss, and look up "
+        "jax_tt.dynamic.with_slots(ids, inserted) in each call."
+    )
 
 
 def _leaves_moments(table: HashTable) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax_tt._base.keywords import ChecksKeywords, UnknownName
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
-from jax_tt._collection.insertion import grow_collection_if_full, insert_collection_keys
+from jax_tt._collection.insertion import grow_tables_if_full, insert_collection_keys
 from jax_tt._collection.listing import listing
 from jax_tt._collection.lookup_features import check_lookup
 from jax_tt._collection.stacks import Stack
@@ -381,7 +381,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         )
         for name, layer in self._parts.items():
             write_state(layer, state[name], after[name])
-        self._write_stacks(state, after)
+        self._write_stacks(state, after, next(iter(inserted), ""))
         return inserted
 
     def grow_if_full(
@@ -401,19 +401,22 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             The names of the tables that have grown.
         """
         model = self if model is None else model
-        grown = [
-            name
-            for name, part in self._parts.items()
-            if part.table.ids.takes_keys
-            and part.grow_if_full(max_load=max_load, opt=opt, model=model)
-        ]
-        before = self.collection
-        if any(stack.takes_keys for stack in before.stacks.values()):
-            after, arrays = grow_collection_if_full(before, self.arrays(), max_load=max_load)
-            if after is not before:
-                self._hold_stacks(after, arrays)
-                grown += [n for n in before.stack_of if after.tables[n] != before.tables[n]]
+        # Before the others: it may refuse, and changes nothing then.
+        in_stacks = [n for n, (table, _) in (self._in_stacks or {}).items() if table.ids.takes_keys]
+        grown = self._grow_in_stacks(in_stacks, max_load)
+        for name, part in self._parts.items():
+            if part.table.ids.takes_keys and part.grow_if_full(
+                max_load=max_load, opt=opt, model=model
+            ):
+                grown.append(name)
         return tuple(name for name in self._names if name in grown)
+
+    def _grow_in_stacks(self, names: Sequence[str], max_load: float) -> list[str]:
+        before = self.collection
+        after, arrays = grow_tables_if_full(before, self.arrays(), names, max_load, "auto")
+        if after is not before:
+            self._hold_stacks(after, arrays)
+        return [name for name in names if after.tables[name] != before.tables[name]]
 
     def statistics(self) -> dict[str, TableStatistics]:
         """What training calls have looked up, by table. Blocks until the device is done.
@@ -551,21 +554,25 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
                 state[name][OUT_OF_RANGE] = self.out_of_range[...][k]
         return state, lookups, inputs
 
-    def _write_stacks(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Sets the variables of stacks whose arrays differ between two states."""
+    def _write_stacks(
+        self, before: Mapping[str, Any], after: Mapping[str, Any], table: str
+    ) -> None:
+        """Sets the variables of stacks whose arrays differ between two states; errors name a table."""
         for name, held in self.stacks.items() if self._in_stacks is not None else ():
             for array, variable in held.items():
                 if after[name][array] is not before[name][array]:
-                    set_in_call(f"{name}: {array}", variable, after[name][array])
+                    set_in_call(f"{table}: {array}", variable, after[name][array])
 
     def _finish_stacks(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         held = [*(self._in_stacks or ())]
-        inserted = {n for n in held if _changed(before[n].get(KEYS[2]), after[n].get(KEYS[2]))}
-        for stack in self.collection.stacks.values() if inserted else ():
-            if not inserted.isdisjoint(stack.tables):
-                arrays = self.arrays()
-                own = {n: {name: after[n][name] for name in stack.arrays} for n in stack.tables}
-                self._write_stacks(arrays, arrays | {stack.name: stack.joined(own)})
+        inserted = [n for n in held if _changed(before[n].get(KEYS[2]), after[n].get(KEYS[2]))]
+        if inserted:
+            arrays = changed = self.arrays()
+            for stack in self.collection.stacks.values():
+                if not stack.tables.keys().isdisjoint(inserted):
+                    own = {n: {name: after[n][name] for name in stack.arrays} for n in stack.tables}
+                    changed = {**changed, stack.name: stack.joined(own)}
+            self._write_stacks(arrays, changed, inserted[0])
         counted = [OUT_OF_RANGE in before[name] for name in held]
         if not any(counted):
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
 from jax_tt._lookup.rows import lookup_rows
 from jax_tt._ops.insert import insert_keys
 from jax_tt._ops.inserting import Evicted, Inserted
-from jax_tt._ops.remove import remove_keys
+from jax_tt._ops.remove import KeyView, remove_keys
 from jax_tt._table.copies import with_update
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
@@ -141,8 +141,7 @@ class StackedTable(TableOptions, ScoreCalls):
         return (
             f"{self._name}: a table in a stack has no {name!r} to read or set; it has the arrays {', '.join(arrays)}, "
             "which table.embedding[...] = rows writes, and the options of its calls and updates. Its layer has the "
-            "rest, such as eval, train and grow_if_full; what else grows or reorders a table takes a layer that was "
-            "built with stack=False."
+            "rest, such as eval and train. Methods that grow or reorder a dense table need a layer with stack=False."
         )
 
     def __repr__(self) -> str:
@@ -228,20 +227,44 @@ class StackedTable(TableOptions, ScoreCalls):
         (rows,) = self._promote(rows, inexact=False)
         return rows
 
-    def insert(self, ids: Any, **options: Any) -> Inserted:
+    def insert(
+        self, ids: Any, *, scores: Any = None, epoch: Any = None, return_evicted: bool = False
+    ) -> Inserted:
         """Finds or inserts the keys of a batch; see `jax_tt.TableEmbed.insert`."""
-        return self._change_keys("insert", insert_keys, ids, bounds=self.lookup.bounds, **options)
+        options = {"scores": scores, "epoch": epoch, "return_evicted": return_evicted}
+        options |= {"bounds": self.lookup.bounds}
+        return self._change_keys("insert", insert_keys, ids, **options)
 
-    def remove(self, keys: Any = None, **options: Any) -> Evicted:
-        """Takes keys out of the table, which has a fused rule; see `jax_tt.TableEmbed.remove`."""
+    def remove(
+        self,
+        keys: Any = None,
+        *,
+        where: Callable[[KeyView], Any] | None = None,
+        size: int | None = None,
+        opt: Any = None,
+        model: Any = None,
+    ) -> Evicted:
+        """Takes keys out of the table; see `jax_tt.TableEmbed.remove`.
+
+        ``opt`` and ``model`` change nothing: optax has no state of a table with a fused rule, and one without, of which
+        the stack is one parameter of optax, takes a layer with ``stack=False``, except after ``eval()``.
+        """
+        del opt, model
         if self.table.update is None and not self.deterministic:
             got = "a table without a fused rule in a stack"
-            expected = (
-                "one with arrays of its own, as new keys would get the moments of those that leave"
-            )
+            expected = "arrays of its own, as new keys would get the moments of those that leave"
             fix = "Build the layer with stack=False; or call layer.eval() before, if nothing trains the table."
             raise mismatch(f"{self.table.ids.label}table", got, expected, fix, TypeError)
-        return self._change_keys("remove", remove_keys, keys, **options)
+        return self._change_keys("remove", remove_keys, keys, where=where, size=size)
+
+    def grow_if_full(self, *, max_load: float = 0.75, opt: Any = None, model: Any = None) -> bool:
+        """Doubles the capacity where the load exceeds ``max_load``, and copies the stack then.
+
+        See `jax_tt.TableEmbed.grow_if_full`; ``opt`` and ``model`` are as in `remove`.
+        """
+        del opt, model
+        unsharded_hash_table(self.table, f"{type(self).__name__}.grow_if_full: ")
+        return bool(self._embed._grow_in_stacks([self._name], max_load))
 
     def _change_keys(self, name: str, function: Any, keys: Any, **options: Any) -> Any:
         unsharded_hash_table(self.table, f"{type(self).__name__}.{name}: ")
@@ -251,7 +274,8 @@ class StackedTable(TableOptions, ScoreCalls):
         )
         own = {array: after[array] for array in embed.collection.stack_of[self._name].arrays}
         before = embed.arrays()
-        embed._write_stacks(before, embed.collection.replaced(before, {self._name: own}))
+        changed = embed.collection.replaced(before, {self._name: own})
+        embed._write_stacks(before, changed, self._name)
         return result
 
     def _bound(self) -> tuple[Table, dict[str, Any], Lookup]:

@@ -23,7 +23,8 @@ class OutOfRangeWarning(UserWarning):
 
 class MissingKeyWarning(UserWarning):
     """Keys without a row were trained on, or found no room, in a `HashTable` with ``safe_check="warn"``; each is
-    reported once per table.
+    reported once per table. Or a table has lost keys on its way to other devices or another capacity, which is reported
+    every time.
 
     >>> import warnings, jax_tt
     >>> warnings.simplefilter("ignore", jax_tt.dynamic.MissingKeyWarning)
@@ -50,6 +51,18 @@ def shard_label(table: str, num_embeddings: int) -> str:
 def report_missing(message: str, count: int) -> None:
     """Warns about keys without a row, once for every message, with the count in place of ``{count}``; never raises."""
     warn_once(message, message.replace("{count}", str(count)), MissingKeyWarning)
+
+
+def report_moved(label: str, evicted: int, forgotten: int) -> None:
+    """Warns about keys that found no room where a table has moved, once for every move."""
+    lost = [f"{evicted} of its keys, with the lowest scores"] if evicted else []
+    if forgotten:
+        lost.append(f"the counts of {forgotten} of the keys that wait for admission")
+    message = (
+        f"{label}state: the table has moved to other devices or another capacity, and lost {' and '.join(lost)}, for "
+        "which its sets have no room. safe_check='ignore' says nothing."
+    )
+    warnings.warn(message, MissingKeyWarning, level_of_caller())
 
 
 def once_per(tables: str, label: str) -> str:

@@ -6,6 +6,7 @@ Orbax lets every process write and read its shards.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,9 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._collection.by_table import cut_arrays, cut_shapes, whole
 from jax_tt._collection.paths import Path, by_path, named, nested
 from jax_tt._collection.training_state import Groups, divided
-from jax_tt._jax.on_host import on_all, on_host
+from jax_tt._directories.hash_directory import CLOCK, KEYS, WAITING
+from jax_tt._directories.relocate import Move, by_device, move_of
+from jax_tt._jax.on_host import like_on_device, on_all, on_host
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
@@ -36,8 +39,7 @@ def save_args(model: Any, state: Any) -> dict[str, Any]:
 
     Rows, their optimizer state, and everything else that follows the rows of a table, such as moments of optax and
     averages, are in the order of the rows, sharded evenly over the devices of each table, with zeros after the last row
-    if need be. They are never gathered. Keys of a hash table stay in their slots, and are restored on the same number
-    of devices. Other arrays are saved as they are.
+    if need be. They are never gathered. Keys of a hash table stay in their slots. Other arrays are saved as they are.
 
     What tables in stacks share is saved by table, under the paths that it has with ``stack=False``: either model reads
     what the other has written.
@@ -118,12 +120,13 @@ def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
         arrays: restored with `target`.
 
     Returns:
-        A tree like ``state``. Rows move to the devices of their pages a block at a time. ``nnx.update`` writes a state
-        of NNX to its model and optimizer.
+        A tree like ``state``. Rows move to the devices of their pages a block at a time. Those of a hash table that
+        another number of devices has written pass through the host, as in `HashTable.of_rows`: keys that find no room
+        are evicted, with a warning. ``nnx.update`` writes a state of NNX to its model and optimizer.
 
     Raises:
         TypeError, ValueError: as `save_args`; or ``arrays`` lack an array or have another one, or a table has another
-            size in the checkpoint.
+            size in the checkpoint, or a hash table with the policy ``"none"`` has no room for all keys.
 
     >>> import jax, jax_tt
     >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
@@ -138,10 +141,14 @@ def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
     _check_arrays(found, _targets(groups, others))
     # A step can donate buffers of JAX alone, which arrays that were read need not be.
     restored = {path: jnp.copy(found[path]) for path in others}
-    for place, (table, own) in groups.items():
+    for place, (table, _) in groups.items():
         if (*place, _SIZES) in found:
             _check_sizes(table, place, found[*place, _SIZES])
+    moves = _moves(groups, found)
+    for place, (table, own) in groups.items():
         given = {name: found[*place, name] for name in own if (*place, name) in found}
+        if (move := _move_at(place, groups, moves)) is not None:
+            given = _moved(table, move, given)
         after = _of_pieces(table, given)
         restored |= {(*place, name): after[name] for name in own}
     leaves = whole(restored, places)
@@ -153,6 +160,39 @@ def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
 def _of_pieces(table: Table, arrays: Mapping[str, Any]) -> dict[str, Any]:
     after = of_pieces(table, arrays)
     return {name: jnp.copy(x) if x is arrays.get(name) else x for name, x in after.items()}
+
+
+def _moves(groups: Groups, found: Mapping[Path, Any]) -> dict[Path, Move]:
+    """How the keys of hash tables move that another number of devices has saved, by the place of their arrays."""
+    moves = {}
+    for place, (table, own) in groups.items():
+        if KEYS[0] not in own:
+            continue
+        devices, ours = (int(sizes[3]) for sizes in (on_host(found[*place, _SIZES]), _sizes(table)))
+        if devices != ours:
+            keys = {name: on_host(found[*place, name]) for name in (*KEYS, *WAITING) if name in own}
+            state = {**by_device(keys, devices), CLOCK: on_host(found[*place, CLOCK])}
+            moves[place] = move_of(unsharded_hash_table(table), state, ours)
+    return moves
+
+
+def _move_at(place: Path, groups: Groups, moves: Mapping[Path, Move]) -> Move | None:
+    """The move of the keys whose rows are at a place: of the same table, at the place whose end is the most alike."""
+
+    def alike(other: Path) -> int:
+        pairs = zip(reversed(place), reversed(other), strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    of_table = [other for other in moves if groups[other][0] is groups[place][0]]
+    return moves[max(of_table, key=alike)] if of_table else None
+
+
+def _moved(table: Table, move: Move, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a hash table, or what follows its rows, after a move."""
+    rows = unsharded_hash_table(table).table.spec.row_arrays
+    after = {name: move.rows(on_host(given[name])) for name in rows if name in given}
+    after |= {name: array for name, array in move.arrays.items() if name in given}
+    return {**given, **{name: like_on_device(given[name], x) for name, x in after.items()}}
 
 
 # Shapes and checks
@@ -242,17 +282,18 @@ def _check_arrays(found: Mapping[Path, Any], wanted: Mapping[Path, Any]) -> None
 
 def _check_sizes(table: Table, place: Path, got: Any) -> None:
     got, expected, label = on_host(got), _sizes(table), named("arrays", place)
-    if np.array_equal(got[:3], expected[:3]) and not np.array_equal(got, expected):
-        raise ValueError(
-            f"{label}: the checkpoint holds the hash table of {_divisions(got)}; expected {_divisions(expected)}, "
-            "since these say in which slots keys are. Restore it with a description as it was saved, and give "
-            "Collection.separated(state) to Collection.joined of the new one; or use files.dump and load_dump."
-        )
-    if not np.array_equal(got, expected):
+    same = got == expected
+    if not same[:3].all():
         (rows, columns), (own_rows, own_columns) = _read(got), _read(expected)
         raise ValueError(
             f"{label}: the checkpoint holds a table of {rows:,} x {columns:,}; expected {own_rows:,} x "
             f"{own_columns:,}. Describe the table with the sizes of the checkpoint; it can be grown after that."
+        )
+    if not same[4:].all():
+        raise ValueError(
+            f"{label}: the checkpoint holds a hash table with {_divisions(got)}; expected {_divisions(expected)}, "
+            "since these say in which slots keys are. Restore it with a description as it was saved, and give "
+            "Collection.separated(state) to Collection.joined of the new one; or use files.dump and load_dump."
         )
 
 
@@ -267,8 +308,8 @@ def _sizes(table: Table) -> np.ndarray[Any, Any]:
 
 
 def _divisions(sizes: np.ndarray[Any, Any]) -> str:
-    devices, ways, waiting = (int(number) for number in sizes[3:])
-    return f"{devices} devices with ways={ways} and {waiting * ways} slots for admission"
+    ways, waiting = (int(number) for number in sizes[4:])
+    return f"ways={ways} and {waiting * ways} slots for admission"
 
 
 def _read(sizes: np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -51,6 +51,10 @@ class Eviction(NamedTuple):
         return WITHIN_EPOCHS.get(self.policy, self.policy) == "lfu"
 
 
+# Of keys that wait for admission: their scores are the last batch and the requests.
+OF_WAITING = Eviction("epoch_lfu")
+
+
 class KeyDirectory(NamedTuple):
     """The keys of a table with ``sets * ways`` rows; slot ``s * ways + w`` is way w of set s.
 

@@ -1,4 +1,4 @@
-"""Slots for the keys of a whole hash table, on the host: all of them, or an error before anything changes."""
+"""Slots for the keys of a whole hash table, on the host: for as many as possible, the most valuable ones."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_tt._directories.hash_directory import MAX_WAYS, KeyDirectory
+from jax_tt._directories.hash_directory import MAX_WAYS, Eviction, KeyDirectory
 from jax_tt._directories.hashing import homes_of, owners_of_keys
+from jax_tt._directories.matching import Keys, balanced, most_valuable, rank
 from jax_tt._jax.on_host import on_host
 
 ENTRY = np.dtype(
     [("key", np.uint64), ("slot", np.int32), ("score", np.uint64), ("touched", np.int32)]
 )
 
-# More than 16 times the capacity: what has no room there may have none in any, since keys can share both hashes.
-_TRIES = 24
+# What becomes of keys that find no room: they are evicted where the policy of the table evicts keys, or it is an error.
+OVERFLOWS = ("evict", "error")
+
+# How many sizes are tried one by one, and how many keys are distributed for that, at most: about a second.
+_SIZES, _KEYS = 256, 1 << 22
+# What has no room in a table so many times as large may have none in any, since keys can share both hashes.
+_MOST = 16
 
 
 class Sets(NamedTuple):
@@ -76,43 +82,75 @@ def directory_with(entries: np.ndarray, sets: Sets, label: str) -> KeyDirectory:
     return KeyDirectory(of_keys, of_scores, touched.reshape(sets.sets, sets.ways))
 
 
-def placed(entries: np.ndarray, sets: Sets, what: str, advice: str = "") -> np.ndarray:
-    """The entries with slots in which lookups find their keys, whatever the load.
+def placed(
+    entries: np.ndarray,
+    sets: Sets,
+    eviction: Eviction,
+    clock: int,
+    what: str,
+    overflow: str = "evict",
+) -> np.ndarray:
+    """The entries with slots in which lookups find their keys, and -1 for those that find no room.
 
-    Entries with a slot keep it where others can make room.
+    Keys move between their two sets until as many as possible have room. Of keys that compete for slots, those leave
+    that `hash_reference.insert` evicts first: with the lowest score, the earliest last batch and the smallest number,
+    in this order, but those of batches within ``min_age`` after all others. Entries with a slot keep it where others
+    can make room. The result does not depend on the order of the entries.
 
     Args:
         entries: distinct keys; their slots, or -1.
         sets: of the table.
+        eviction: of the table.
+        clock: the number of its last batch.
         what: the argument and the keys, for the error.
-        advice: what else the error says.
+        overflow: one of `OVERFLOWS`.
 
     Raises:
-        ValueError: there is no room for all of them; the message has a capacity and ways that have.
+        ValueError: there is no room for all of them, and none may be evicted; the message has a capacity and ways that
+            have.
     """
-    # Of the same keys in another order, every one gets the same slot.
-    order = np.argsort(entries["key"], kind="stable")
+    young = entries["touched"] > clock + 1 - eviction.min_age
+    names = ("key", "touched", "score")
+    order = np.lexsort((*(entries[name] for name in names), young))[::-1]
     slots = _slots(entries["key"][order], entries["slot"][order], sets)
-    if lost := int(np.count_nonzero(slots < 0)):
+    lost = int(np.count_nonzero(slots < 0))
+    if lost and (overflow == "error" or eviction.policy == "none"):
         on = f" on {sets.devices} devices" if sets.devices > 1 else ""
+        evicts = ', or overflow="evict"' if eviction.policy != "none" else ""
         raise ValueError(
             f"{what}: {lost} of {len(entries)} keys find no room in {sets.capacity} rows with ways={sets.ways}{on}; "
-            f"expected {_enough(entries['key'], sets)}.{advice}"
+            f"expected {_enough(entries['key'], sets)}{evicts}."
         )
     placed = entries.copy()
     placed["slot"][order] = slots
     return placed
 
 
+def _slots(keys: np.ndarray, held: np.ndarray, sets: Sets) -> np.ndarray:
+    """A slot for every key, int64 ``[n]``; keys in order of falling value, -1 for those that find no room."""
+    homes = sets.homes(keys)
+    holds = held >= 0
+    second = holds & (homes[1] == held // sets.ways)
+    home, other = np.where(second, homes[::-1], homes)
+    holds &= home == held // sets.ways
+    home = most_valuable(Keys(home, other, holds), sets.sets, sets.ways)
+    holds &= home == held // sets.ways
+    free = np.ones(sets.capacity, bool)
+    free[held[holds]] = False
+    slots, (rest,) = np.where(holds, held, -1).astype(np.int64), np.nonzero(~holds & (home >= 0))
+    rest = rest[np.argsort(home[rest], kind="stable")]
+    open_slots = np.flatnonzero(free)
+    count = np.bincount(open_slots // sets.ways, minlength=sets.sets)
+    first = np.cumsum(count) - count
+    slots[rest] = open_slots[first[home[rest]] + rank(home[rest])]
+    return slots
+
+
 def _enough(keys: np.ndarray, sets: Sets) -> str:
-    """A capacity and ways with which all keys have room, if a few tries find them."""
-    advice, rows, ways = [], max(sets.capacity, len(keys)), sets.ways
-    unit = ways * sets.devices
-    for _ in range(_TRIES):
-        rows = -(-max(rows + 1, rows * 9 // 8) // unit) * unit
-        if _have_room(keys, sets._replace(sets=rows // ways)):
-            advice.append(f"a larger capacity, such as {rows}")
-            break
+    """A capacity and ways with which all keys have room, if there are any."""
+    advice, ways = [], sets.ways
+    if (larger := _smallest(keys, sets)) is not None:
+        advice.append(f"a capacity of {larger}")
     while (ways := 2 * ways) <= MAX_WAYS and sets.capacity % (ways * sets.devices) == 0:
         if _have_room(keys, sets._replace(sets=sets.capacity // ways, ways=ways)):
             advice.append(f"ways={ways}")
@@ -120,76 +158,40 @@ def _enough(keys: np.ndarray, sets: Sets) -> str:
     return ", or ".join(advice) or "a larger capacity and more ways"
 
 
+def _smallest(keys: np.ndarray, sets: Sets) -> int | None:
+    """The smallest larger capacity with which all keys have room; None if there seems to be none.
+
+    With another number of sets, all keys are in other sets, so that there may be no room in a table that is larger than
+    one that has room. Sizes are therefore tried one by one. Where that would take too long, steps double, and bisection
+    of the last one ends at a size that has room while the next smaller one has not.
+    """
+    owners = sets.homes(keys)[0] // (sets.sets // sets.devices)
+    # With so many sets on each device there is no room, as with all fewer ones.
+    size = max(sets.sets // sets.devices, -(-np.bincount(owners).max() // sets.ways) - 1)
+    most, singly = _MOST * (size + 1), min(_SIZES, _KEYS // len(keys))
+
+    def have_room(size: int) -> bool:
+        return _have_room(keys, sets._replace(sets=size * sets.devices))
+
+    step = 1
+    while not have_room(size + step):
+        size, singly = size + step, singly - 1
+        step = 1 if singly > 0 else 2 * step
+        if size + step > most:
+            return None
+    low, high = size, size + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if have_room(middle) else (middle, high)
+    return high * sets.devices * sets.ways
+
+
 def _have_room(keys: np.ndarray, sets: Sets) -> bool:
-    """Whether counts of keys by set show that all keys have room, without the slots that `_slots` looks for.
-
-    A set that no more keys hash to than it has slots takes all of them, which leaves fewer to other sets. Tables that
-    are nearly full have room for keys of which these counts do not show it.
-    """
     home, other = sets.homes(keys)
-    while len(home):
-        count = np.bincount(home, minlength=sets.sets)
-        count += np.bincount(other[other != home], minlength=sets.sets)
-        rest = (count[home] > sets.ways) & (count[other] > sets.ways)
-        if rest.all():
-            return False
-        home, other = home[rest], other[rest]
-    return True
-
-
-def _slots(keys: np.ndarray, held: np.ndarray, sets: Sets) -> np.ndarray:
-    """A slot for every key, int64 ``[n]``; -1 for as few as possible."""
-    homes = sets.homes(keys)
-    holds = held >= 0
-    second = holds & (homes[1] == held // sets.ways)
-    home, other = np.where(second, homes[::-1], homes)
-    holds &= home == held // sets.ways
-    home = _balanced(home, other, holds, sets)
-    holds &= home == held // sets.ways
-    free = np.ones(sets.capacity, bool)
-    free[held[holds]] = False
-    slots, (rest,) = np.where(holds, held, -1).astype(np.int64), np.nonzero(~holds)
-    rest = rest[np.argsort(home[rest], kind="stable")]
-    rank = _rank(home[rest])
-    open_slots = np.flatnonzero(free)
-    count = np.bincount(open_slots // sets.ways, minlength=sets.sets)
-    first = np.cumsum(count) - count
-    fits = rank < count[home[rest]]
-    slots[rest[fits]] = open_slots[first[home[rest[fits]]] + rank[fits]]
-    return slots
-
-
-def _balanced(home: np.ndarray, other: np.ndarray, holds: np.ndarray, sets: Sets) -> np.ndarray:
-    """A set for every key such that as few as possible are too many for their set.
-
-    This is a maximum flow, by pushes to sets that are nearer to free slots: keys of sets with too many of them move to
-    their other set, of which keys may have to move in turn.
-    """
-    while True:
-        excess = np.bincount(home, minlength=sets.sets) - sets.ways
-        distance = _distances(home, other, excess < 0)
-        (moving,) = np.nonzero((excess[home] > 0) & (distance[other] < distance[home]))
-        if not len(moving):
-            return home
-        moving = moving[np.lexsort((holds[moving], home[moving]))]
-        moving = moving[_rank(home[moving]) < excess[home[moving]]]
-        home, other = home.copy(), other.copy()
-        home[moving], other[moving] = other[moving], home[moving]
-
-
-def _distances(home: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """How many keys have to move for a set to get a free slot; infinite where none can."""
-    distance, step = np.where(free, 0, np.inf), 0
-    while True:
-        far = np.isinf(distance[home])
-        home, other = home[far], other[far]
-        reached = home[distance[other] == step]
-        if not len(reached):
-            return distance
-        step += 1
-        distance[reached] = step
-
-
-def _rank(groups: np.ndarray) -> np.ndarray:
-    """How many entries before each one are of the same group; the groups are in order."""
-    return np.arange(len(groups)) - np.searchsorted(groups, groups)
+    # Most sizes have sets that too few keys hash to, which is seen without a search.
+    count = np.bincount(home, minlength=sets.sets)
+    count += np.bincount(other[other != home], minlength=sets.sets)
+    if np.minimum(count, sets.ways).sum() < len(keys):
+        return False
+    spread = balanced(Keys(home, other, np.zeros(len(keys), bool)), sets.sets, sets.ways)
+    return bool((np.bincount(spread.home) <= sets.ways).all())

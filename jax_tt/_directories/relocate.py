@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base.arguments import mismatch, type_of
+from jax_tt._base.reports import report_moved
 from jax_tt._base.storage import require_arrays
 from jax_tt._directories.hash_directory import (
+    CLOCK,
     KEYS,
+    OF_WAITING,
     WAITING,
     KeyDirectory,
     directory_of,
@@ -35,32 +39,68 @@ def stay_in_slots(table: Any, state: Mapping[str, Any], devices: int) -> bool:
     )
 
 
-def relocated(table: Any, state: Mapping[str, Any], devices: int) -> dict[str, Any]:
-    """Moves the keys of a state to the slots of ``table`` over a number of devices, the slots of the first one first.
+class Move(NamedTuple):
+    """Where the keys of a table go.
 
-    Where the slots are the same, every array is returned bit for bit. Otherwise the keys are placed anew.
+    Attributes:
+        arrays: of the directories afterwards, by name.
+        capacity: of the table afterwards.
+        slots: the slots of the keys that stay in the table, before and after; None where all of them stay in theirs.
+    """
+
+    arrays: dict[str, Any]
+    capacity: int
+    slots: tuple[np.ndarray, np.ndarray] | None
+
+    def rows(self, array: Any) -> Any:
+        """An array of entries of slots afterwards; where keys move, on the host, with zeros in slots without a key."""
+        if self.slots is None:
+            return array
+        (before, after), rows = self.slots, np.asarray(array)
+        moved = np.zeros((self.capacity, *rows.shape[1:]), rows.dtype)
+        moved[after] = rows[before]
+        return moved
+
+
+def relocated(table: Any, state: Mapping[str, Any], devices: int) -> dict[str, Any]:
+    """The state after `move_of`; where the slots are the same, every array is returned bit for bit."""
+    move = move_of(table, state, devices)
+    moved = {name: move.rows(state[name]) for name in table.table.spec.row_arrays}
+    return {**state, **jax.tree.map(jnp.asarray, move.arrays | moved)}
+
+
+def move_of(table: Any, state: Mapping[str, Any], devices: int) -> Move:
+    """Places the keys of a state in the slots of ``table`` over a number of devices, the slots of the first one first.
+
+    A warning says how many keys find no room, unless ``safe_check="ignore"``.
 
     Args:
         table: the whole `HashTable`.
-        state: of any capacity and any number of devices, with arrays of keys as `by_device` returns them.
+        state: the arrays of keys, of any capacity and any number of devices, as `by_device` returns them.
         devices: the number of devices.
+
+    Raises:
+        ValueError: keys find no room, and the policy of the table evicts none.
     """
     directories = _directories(table, devices)
     require_arrays(table, state, tuple(name for names in directories for name in names))
-    sets = directories.pop(KEYS)
-    entries, after = _in_sets(table, directory_of(state), sets, "state")
-    after = {**state, **named_directory(after)}
-    if entries is not None:
-        after |= _moved_rows(table, state, *entries)
-    for waiting in directories.values():
-        moved = waiting_keys(table, directory_of(state, WAITING), waiting)
-        after |= named_directory(moved, WAITING)
-    return after
-
-
-def waiting_keys(table: Any, directory: KeyDirectory, sets: Sets) -> KeyDirectory:
-    """The keys that wait for admission, with their counts, in other sets."""
-    return _in_sets(table, directory, sets, "admission: of the keys that wait")[1]
+    arrays, lost, slots = {}, {}, None
+    for names, sets in directories.items():
+        directory = directory_of(state, names)
+        before = sets_of(directory.touched)
+        if before == sets:
+            arrays |= named_directory(_flat(directory, before), names)
+            continue
+        old, new = _placed(table, state, directory, sets, names)
+        kept = new["slot"] >= 0
+        lost[names] = int(np.count_nonzero(~kept))
+        after = directory_with(new[kept], sets, table.ids.label)
+        arrays |= named_directory(after, names)
+        if names == KEYS:
+            slots = old["slot"][kept], new["slot"][kept]
+    if any(lost.values()) and table.safe_check != "ignore":
+        report_moved(table.ids.label, lost.get(KEYS, 0), lost.get(WAITING, 0))
+    return Move(arrays, table.num_embeddings, slots)
 
 
 def _directories(table: Any, devices: int) -> dict[tuple[str, ...], Sets]:
@@ -77,24 +117,30 @@ def sets_of(touched: Any) -> Sets:
     return Sets(int(np.prod(devices)) * sets, ways, int(np.prod(devices)))
 
 
-def _in_sets(
-    table: Any, directory: KeyDirectory, sets: Sets, what: str
-) -> tuple[tuple[np.ndarray, np.ndarray] | None, KeyDirectory]:
-    """The entries before and after, or None where they are the same, and the directory after."""
-    before, what = sets_of(directory.touched), f"{table.ids.label}{what}"
-    if before == sets:
-        return None, _flat(directory, before)
+def _placed(
+    table: Any,
+    state: Mapping[str, Any],
+    directory: KeyDirectory,
+    sets: Sets,
+    names: tuple[str, ...],
+) -> tuple[np.ndarray, np.ndarray]:
+    """The entries of a directory, and the same in other sets."""
+    before, what = sets_of(directory.touched), f"{table.ids.label}state"
     if any(isinstance(array, Tracer) for array in directory):
         raise TypeError(
             f"{what}: got traced arrays of {before.capacity} rows with ways={before.ways} on {before.devices} devices; "
             f"expected {sets.capacity}, {sets.ways} and {sets.devices}, or concrete arrays: keys get other slots "
             "outside of jit."
         )
+    if names == KEYS and not table.table.spec.row_arrays:
+        got = f"keys in other slots for {type_of(table.table)}, whose rows share parameters"
+        raise mismatch(what, got, "the state of a table with this capacity and these ways")
+    require_arrays(table, state, (CLOCK,))
     old = entries_of(_flat(KeyDirectory(*map(np.asarray, directory)), before))
     entries = old.copy()
     entries["slot"] = -1
-    new = placed(entries, sets, what)
-    return (old, new), KeyDirectory(*map(jnp.asarray, directory_with(new, sets, table.ids.label)))
+    eviction = table.eviction if names == KEYS else OF_WAITING
+    return old, placed(entries, sets, eviction, int(state[CLOCK]), what)
 
 
 def _flat(directory: KeyDirectory, sets: Sets) -> KeyDirectory:
@@ -104,21 +150,3 @@ def _flat(directory: KeyDirectory, sets: Sets) -> KeyDirectory:
     return KeyDirectory(
         keys.reshape(words), scores.reshape(words), touched.reshape(sets.sets, sets.ways)
     )
-
-
-def _moved_rows(
-    table: Any, state: Mapping[str, Any], old: np.ndarray, new: np.ndarray
-) -> dict[str, jnp.ndarray]:
-    """The rows of keys in their new slots, and zeros in the others."""
-    names = list(table.table.spec.row_arrays)
-    if not names:
-        got = f"keys in other slots for {type_of(table.table)}, whose rows share parameters"
-        expected = "the state of a table with this capacity and these ways"
-        raise mismatch(f"{table.ids.label}state", got, expected)
-    arrays = {}
-    for name in names:
-        rows = np.asarray(state[name])
-        moved = np.zeros((table.num_embeddings, *rows.shape[1:]), rows.dtype)
-        moved[new["slot"]] = rows[old["slot"]]
-        arrays[name] = jnp.asarray(moved)
-    return arrays

@@ -6,8 +6,9 @@ import functools
 import os
 from typing import Any
 
-from jax_tt._base.arguments import mismatch
+from jax_tt._base.arguments import mismatch, one_of
 from jax_tt._base.progress import Progress
+from jax_tt._directories.placing import OVERFLOWS
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.team import team_of
 from jax_tt._kinds.hashed.table import HashTable
@@ -97,6 +98,7 @@ def load_dump(
     *,
     keys: Any = None,
     optimizer_state: bool = True,
+    overflow: str = "evict",
     method: str = "auto",
     progress: bool = True,
 ) -> tuple[Loaded, dict[str, Any]]:
@@ -106,10 +108,11 @@ def load_dump(
 
     Into a hash table: keys come with their rows, scores, last batches and admission counts. The capacity and the number
     of devices may differ from those of the dumped table, and so may storage types, to which values are rounded. Keys
-    that the table has already are overwritten. Afterwards it has all keys of the dump beside its other keys, or it is
-    an error. Where the table has the capacity, the ways and the number of devices of the dumped one, and no
-    other keys in their slots, all keys come into the slots that they had, whatever the load. Step counts, the seed and
-    totals become those of the dump, and the number of batches the larger one.
+    that the table has already are overwritten. Afterwards it has the keys of the dump beside its other keys, as far as
+    there is room: where it is full, the keys with the lowest scores are evicted, as in training, and counted. Where
+    the table has the capacity, the ways and the number of devices of the dumped one, and no other keys in their slots,
+    all keys come into the slots that they had, whatever the load. Step counts, the seed and totals become those of the
+    dump, and the number of batches the larger one.
 
     A dump of changes makes the dumped table: its keys, without those that have left it, its slots where the sizes are
     the same, and the number of its batches. It is loaded after the dump that it follows, or into a table that has all
@@ -124,6 +127,9 @@ def load_dump(
             dump are rows. A hash table takes none.
         optimizer_state: whether to load the optimizer state, which must be of the optimizer of the table. Otherwise a
             dense table keeps its optimizer state, and a hash table resets it for the keys of the dump.
+        overflow: what becomes of keys of a hash table, its own or those of the dump, that find no room: ``"evict"``
+            evicts as few keys as possible, those with the lowest scores; ``"error"`` refuses the dump, as the policy
+            ``"none"`` always does. Of keys that wait for admission, the oldest are forgotten with either.
         method: of the writes into a hash table, as in `tt.embed_bag`.
         progress: as in `dump`.
 
@@ -132,8 +138,9 @@ def load_dump(
 
     Raises:
         FileError: the directory is missing, incomplete, damaged, or of another kind of table.
-        ValueError: a hash table has no room for all keys, and the message has a capacity and ways that have; or the
-            dump is one of changes, and the table would not become the dumped one; or ``keys`` do not fit.
+        ValueError: a hash table has no room for all keys, and may evict none, and the message has the smallest capacity
+            that has room; or the dump is one of changes, and the table would not become the dumped one; or ``keys`` do
+            not fit.
         TypeError: the rows of the table do not belong to single ids.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
@@ -144,17 +151,18 @@ def load_dump(
     >>> larger = jax_tt.hash_table(256, 8)
     >>> loaded, state = jax_tt.files.load_dump(larger, larger.init(jax.random.key(1)), path)
     >>> loaded
-    Loaded(rows=3, others=0, evicted=0)
+    Loaded(rows=3, others=0, evicted=0, forgotten=0)
     >>> table = jax_tt.dense_table(3, 8)
     >>> loaded, state = jax_tt.files.load_dump(table, table.init(jax.random.key(1)), path, keys=keys)
     >>> loaded.rows
     3
     """
+    one_of("overflow", overflow, OVERFLOWS)
     team = team_of(state)
     with team.together(path):
         given = Dump.open(path)
     with team.together(path), Progress(progress, "load_dump", len(given.files)) as bar:
-        return _loaded(table, state, given, keys, optimizer_state, method, bar)
+        return _loaded(table, state, given, keys, optimizer_state, overflow, method, bar)
 
 
 _content = functools.singledispatch(dump_rows.content)

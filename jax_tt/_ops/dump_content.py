@@ -21,8 +21,10 @@ class Loaded(NamedTuple):
 
     Attributes:
         rows: number of rows that were loaded.
-        others: keys of the dump that have no row in the table; 0 for hash tables, which take all keys.
-        evicted: keys of a hash table that have left it, as a dump of changes says; otherwise 0.
+        others: keys of the dump that are no row of a dense table; 0 for hash tables, which take any key.
+        evicted: keys that a hash table had or the dump brought, and that are not in it: those that found no room, and
+            those that have left it, as a dump of changes says.
+        forgotten: keys that waited for admission, and whose counts found no room.
 
     >>> import jax_tt
     >>> jax_tt.files.Loaded(rows=5).evicted
@@ -32,6 +34,7 @@ class Loaded(NamedTuple):
     rows: int
     others: int = 0
     evicted: int = 0
+    forgotten: int = 0
 
 
 class Content(NamedTuple):

@@ -15,6 +15,7 @@ from jax_tt._base.progress import Progress
 from jax_tt._directories.hash_directory import (
     CLOCK,
     KEYS,
+    OF_WAITING,
     WAITING,
     KeyDirectory,
     directory_of,
@@ -80,6 +81,7 @@ def loaded(
     dump: Dump,
     keys: Any,
     optimizer_state: bool,
+    overflow: str,
     method: str,
     bar: Progress,
 ) -> tuple[Loaded, dict[str, Any]]:
@@ -93,12 +95,15 @@ def loaded(
     held = table_keys(table, state)
     new = _keys_of(dump)
     with_rows = np.concatenate([held["key"], new["key"]])
-    changed = _others(table, state, sets, dump, optimizer_state, with_rows)
+    changed, forgotten = _others(table, state, sets, dump, optimizer_state, with_rows)
     if dump.base is not None:
         digests = digests_of(held, state, taken)
         check_follows(dump, table.ids.label, digests, held["key"], new["key"])
-    kept, new = _placed(table, held, new, sets, dump)
-    changed |= named_directory(directory_with(np.concatenate([kept, new]), sets, table.ids.label))
+    clock = int(changed[CLOCK])
+    kept, new = _placed(table, held, new, sets, dump, clock, overflow)
+    here = new["slot"] >= 0
+    entries = np.concatenate([kept, new[here]])
+    changed |= named_directory(directory_with(entries, sets, table.ids.label))
     # One copy, which the files are then written into: on the device, or of several devices on the host.
     arrays: dict[str, Any] = {
         name: jnp.copy(state[name]) if _on_one(state[name]) else HostRows(state[name], copied=True)
@@ -113,21 +118,32 @@ def loaded(
             arrays[name] = _written(arrays[name], rows, after[moved], method)
     first = 0
     for part in dump.parts({name: state[name].shape[1:] for name in taken}):
-        slots = new["slot"][first : first + len(part["key"])]
-        first += len(slots)
+        of_part = slice(first, first + len(part["key"]))
+        slots, first = new["slot"][of_part][here[of_part]], of_part.stop
         for name, value in wanted.items():
-            arrays[name] = _written(arrays[name], part.get(name, value), slots, method)
+            rows = part[name][here[of_part]] if name in part else value
+            arrays[name] = _written(arrays[name], rows, slots, method)
         bar.step()
     changed = {name: like_on_device(state[name], value) for name, value in changed.items()}
     arrays = {name: x.array() if isinstance(x, HostRows) else x for name, x in arrays.items()}
-    left = len(held) - len(kept) - np.isin(held["key"], new["key"]).sum()
-    return Loaded(dump.keys, evicted=int(left)), {**state, **arrays, **changed}
+    left = len(np.union1d(held["key"], new["key"])) - len(entries)
+    counts = Loaded(int(here.sum()), evicted=left, forgotten=forgotten)
+    return counts, {**state, **arrays, **changed}
 
 
 def _placed(
-    table: HashTable, held: np.ndarray, new: np.ndarray, sets: Sets, dump: Dump
+    table: HashTable,
+    held: np.ndarray,
+    new: np.ndarray,
+    sets: Sets,
+    dump: Dump,
+    clock: int,
+    overflow: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places keys: the other keys that stay in the table, and the keys of the dump in the order of its files."""
+    """Places keys: the other keys that stay in the table, and the keys of the dump in the order of its files.
+
+    The slots of keys of the dump that find no room are -1.
+    """
     others = held[~np.isin(held["key"], new["key"])]
     if dump.base is not None:
         others = staying(dump, others, same_sets=dump.sets == sets)
@@ -138,8 +154,10 @@ def _placed(
     new["slot"] = -1
     _, there, here = np.intersect1d(held["key"], new["key"], return_indices=True)
     new["slot"][here] = held["slot"][there]
-    entries = placed(np.concatenate([others, new]), sets, f"{table.ids.label}table")
-    return entries[: len(others)], entries[len(others) :]
+    entries, what = np.concatenate([others, new]), f"{table.ids.label}table"
+    entries = placed(entries, sets, table.eviction, clock, what, overflow)
+    others, new = entries[: len(others)], entries[len(others) :]
+    return others[others["slot"] >= 0], new
 
 
 def _keys_of(dump: Dump) -> np.ndarray:
@@ -173,10 +191,11 @@ def _others(
     dump: Dump,
     optimizer_state: bool,
     with_rows: np.ndarray,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], int]:
     """The arrays of the dump that do not belong to single keys of the table, as they are afterwards.
 
-    ``with_rows`` are the keys of the table and of the files of the dump.
+    ``with_rows`` are the keys of the table and of the files of the dump. Also returns how many waiting keys are
+    forgotten.
     """
     rest = dump.rest({*_rest_names(table), *WAITING})
     arrays = {}
@@ -190,25 +209,30 @@ def _others(
     if dump.base is None:
         # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
         arrays[CLOCK] = np.maximum(np.asarray(state[CLOCK]), arrays.get(CLOCK, 1))
+    forgotten = 0
     if table.waiting_sets:
-        waiting = _waiting(table, state, sets, dump, rest, with_rows)
-        arrays |= named_directory(waiting, WAITING)
-    return arrays
+        sets = sets._replace(sets=table.waiting_sets)
+        entries = _waiting(state, sets, dump, rest, with_rows)
+        if (entries["slot"] < 0).any():
+            # Counters, which never are a reason to refuse a dump.
+            entries = placed(entries, sets, OF_WAITING, 0, "")
+        kept = entries[entries["slot"] >= 0]
+        arrays |= named_directory(directory_with(kept, sets, table.ids.label), WAITING)
+        forgotten = len(entries) - len(kept)
+    return arrays, forgotten
 
 
 def _waiting(
-    table: HashTable,
-    state: State,
-    sets: Sets,
-    dump: Dump,
-    rest: dict[str, np.ndarray],
-    with_rows: np.ndarray,
-) -> KeyDirectory:
-    """Adds the waiting keys of a dump to the keys that wait for admission; keys that have a row do not wait."""
-    sets, held = sets._replace(sets=table.waiting_sets), entries_of(directory_of(state, WAITING))
+    state: State, sets: Sets, dump: Dump, rest: dict[str, np.ndarray], with_rows: np.ndarray
+) -> np.ndarray:
+    """The keys that wait for admission in the table and in the dump, without those that have a row.
+
+    They are without slots where they are to be placed in the sets of the table.
+    """
+    held = entries_of(directory_of(state, WAITING))
     held = held[~np.isin(held["key"], with_rows)]
     if WAITING[0] not in rest:
-        return directory_with(held, sets, table.ids.label)
+        return held
     given = KeyDirectory(*(rest[name] for name in WAITING))
     new = entries_of(given)
     if dump.base is None:
@@ -216,12 +240,9 @@ def _waiting(
     else:
         held = held[:0]
     if not len(held) and Sets(given.sets, given.ways, dump.devices) == sets:
-        return directory_with(new, sets, table.ids.label)
+        return new
     new["slot"] = -1
-    entries = placed(
-        np.concatenate([held, new]), sets, f"{table.ids.label}admission: of the keys that wait"
-    )
-    return directory_with(entries, sets, table.ids.label)
+    return np.concatenate([held, new])
 
 
 def _on_one(array: jax.Array) -> bool:

@@ -54,11 +54,12 @@ def loaded(
     dump: Dump,
     keys: Any,
     optimizer_state: bool,
+    overflow: str,
     method: str,
     bar: Progress,
 ) -> tuple[Loaded, dict[str, Any]]:
     """Puts the rows of a dump into a table."""
-    del method
+    del overflow, method
     sharded = table
     table, state = _by_row(table, state)
     check_state(table, state)

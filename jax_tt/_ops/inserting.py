@@ -17,12 +17,12 @@ from jax_tt._directories.batch_clock import counted_on, numbers_of_batches
 from jax_tt._directories.hash_directory import (
     CLOCK,
     COUNTERS,
+    OF_WAITING,
     SEED,
     TOTALS,
     WAITING,
     WITHIN_EPOCHS,
     Check,
-    Eviction,
     Insertion,
     KeyDirectory,
     directory_of,
@@ -414,7 +414,7 @@ def _waiting(insertion: _Insertion, slots: jax.Array | None) -> Entry:
     keys, now, counts = insertion.requests.keys, insertion.now, insertion.requests.counts
     given, epoch = jnp.zeros_like(keys), now.astype(jnp.uint32)
     batch = directory_of(insertion.state, WAITING), keys, _missed(insertion), given, now, epoch
-    entry = Entry(*batch, Eviction("epoch_lfu"), return_old=False)
+    entry = Entry(*batch, OF_WAITING, return_old=False)
     return entry if slots is None else _counted(entry, counts, slots)
 
 

@@ -44,6 +44,7 @@ def in_pieces(table: Any, state: State) -> dict[str, Any]:
     """`by_row` without a device or process that has all rows: sharded, with zeros after the rows.
 
     It and `of_pieces` also take some of the arrays of a state, or others that are laid out like them, such as moments.
+    Keys of hash tables stay in their slots.
     """
     del table
     return dict(state)
@@ -51,7 +52,7 @@ def in_pieces(table: Any, state: State) -> dict[str, Any]:
 
 @dispatched
 def of_pieces(table: Any, state: State) -> dict[str, Any]:
-    """The inverse of `in_pieces`, also of those of other devices."""
+    """The inverse of `in_pieces`, also of those of other devices, unless these are of a hash table."""
     del table
     return dict(state)
 

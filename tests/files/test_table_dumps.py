@@ -47,7 +47,7 @@ def test_rows_round_trip_and_changes(tmp_path, dtype):
     found = dense(50)[0].init(jax.random.key(0))
     for name, rows in ("0", 50), ("1", 3), ("2", 0):
         counts, found = jax_tt.files.load_dump(dense(50)[0], found, tmp_path / name)
-        assert counts == (rows, 0, 0)
+        assert counts == (rows, 0, 0, 0)
     assert same(found, {name: array.astype(found[name].dtype) for name, array in changed.items()})
 
 
@@ -141,7 +141,7 @@ def test_between_dense_and_hash_tables(tmp_path):
     counts, found = jax_tt.files.load_dump(
         hashed, hashed.init(jax.random.key(1)), tmp_path / "dense"
     )
-    assert counts == (50, 0, 0)
+    assert counts == (50, 0, 0, 0)
     rows, _ = jax_tt.lookup(hashed, found, keys)
     assert (rows == state["embedding"]).all()
     _, found = jax_tt.dynamic.insert(hashed, found, np.arange(100, 103))
@@ -150,7 +150,7 @@ def test_between_dense_and_hash_tables(tmp_path):
     longer = np.concatenate([keys[::-1], np.arange(10)])
     longer[50:] += 10**6
     counts, again = jax_tt.files.load_dump(other, before, tmp_path / "hashed", keys=longer)
-    assert counts == (50, 3, 0)
+    assert counts == (50, 3, 0, 0)
     for name in table.spec.row_arrays:
         assert (again[name][:50] == state[name][::-1]).all()
         assert (again[name][50:] == before[name][50:]).all()
@@ -165,7 +165,7 @@ def test_sharded_tables_write_and_read_rows(tmp_path):
     )
     jax_tt.files.dump(sharded, sharded.of_rows(state), tmp_path / "dump", rows_per_file=20)
     counts, found = jax_tt.files.load_dump(table, table.init(jax.random.key(0)), tmp_path / "dump")
-    assert counts == (50, 0, 0)
+    assert counts == (50, 0, 0, 0)
     assert same(found, state)
     start = sharded.init(jax.random.key(0))
     _, found = jax_tt.files.load_dump(sharded, start, tmp_path / "dump")
@@ -207,7 +207,7 @@ def test_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     parts = [f"keys-0000{k}.safetensors" for k in range(5)]
     assert sorted(os.listdir(path)) == ["dump.safetensors", *parts]
     counts, found = jax_tt.files.load_dump(table, table.init(jax.random.key(0)), path)
-    assert counts == (50, 0, 0)
+    assert counts == (50, 0, 0, 0)
     assert same(found, state)
     assert os.listdir(tmp_path) == ["dump"]
 
@@ -357,13 +357,13 @@ def test_tiers_in_files(tmp_path):
     counts, found = jax_tt.files.load_dump(
         hashed, hashed.init(jax.random.key(0)), tmp_path / "dump"
     )
-    assert counts == (48, 0, 0)
+    assert counts == (48, 0, 0, 0)
     rows, _ = jax_tt.lookup(hashed, found, known)
     assert (rows == before[:48]).all()
     table = jax_tt.dense_table(60, 8, optimizer=rule)
     start = table.init(jax.random.key(0))
     counts, found = jax_tt.files.load_dump(table, start, tmp_path / "dump", keys=ids)
-    assert counts == (48, 0, 0)
+    assert counts == (48, 0, 0, 0)
     assert (found["embedding"][:48] == before[:48]).all()
     small, start = small_tiers(host_rows=40)
     with pytest.raises(jax_tt.files.StoreError, match="40 rows in host memory are full"):

@@ -100,7 +100,7 @@ class HashTable(Wrapper):
             frozen table: their ``"initial"`` values, ``"zeros"``, or the row of this number.
         safe_check: what to do where a training lookup has missing keys, or an insertion finds no room for keys:
             ``"error"`` raises, ``"warn"`` issues a `MissingKeyWarning`, ``"ignore"`` does nothing. The first two take a
-            host callback.
+            host callback, and also warn of keys that are evicted where a table moves to other devices.
         frozen: whether no lookup is one of training, as in the tables of `Collection.frozen`.
 
     >>> import jax, jax_tt, numpy as np
@@ -199,12 +199,16 @@ class HashTable(Wrapper):
     def of_rows(self, state: State) -> dict[str, Any]:
         """The state of the same keys in this table, from one of another capacity or of several devices.
 
+        Keys that find no room are evicted, those with the lowest scores, and a `MissingKeyWarning` says how many. So
+        are counts of keys that wait for admission forgotten.
+
         Args:
             state: arrays by name, such as `ShardedTable.by_row` or `Collection.separated` returns them. Where the
                 slots are the same as in this table, they are returned as they are.
 
         Raises:
-            ValueError: there is no room for all keys; the message has a capacity and ways that have.
+            ValueError: there is no room for all keys, and the policy is ``"none"``; the message has a capacity and
+                ways that have.
             TypeError: the arrays are traced, and keys get other slots.
 
         >>> import jax, jax_tt, numpy as np

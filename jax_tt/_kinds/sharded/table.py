@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import type_of
 from jax_tt._base.storage import require_arrays
-from jax_tt._directories.hash_directory import KEYS, SEED, TOTALS, WAITING
+from jax_tt._directories.hash_directory import CLOCK, KEYS, SEED, TOTALS, WAITING
 from jax_tt._directories.relocate import by_device, relocated, stay_in_slots
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import over_explicit_axes
@@ -245,9 +245,11 @@ class ShardedTable(Wrapper):
     def of_rows(self, state: State) -> dict[str, Any]:
         """The inverse of `by_row`, e.g. of a checkpoint that other devices have written.
 
+        Keys of a hash table that find no room on these devices are evicted, with a warning, as in `HashTable.of_rows`.
+
         Raises:
-            ValueError: arrays do not fit, or there is no room for all keys of a hash table; the message has a capacity
-                and ways that have.
+            ValueError: arrays do not fit, or there is no room for all keys of a hash table with the policy ``"none"``;
+                the message has a capacity and ways that have.
             TypeError: keys get other slots, but the arrays are traced.
         """
         if self.ids.takes_keys:
@@ -263,7 +265,7 @@ class ShardedTable(Wrapper):
         return {**state, **self._stored(arrays), PAGES: self._pages()}
 
     def _of_keys(self, state: State) -> dict[str, Any]:
-        require_arrays(self, state, tuple(self.sharding.names))
+        require_arrays(self, state, (CLOCK, *self.sharding.names))
         arrays = {name: state[name] for name in self.sharding.names}
         devices = self.layout.devices
         if stay_in_slots(self.table, arrays, devices):
@@ -271,7 +273,7 @@ class ShardedTable(Wrapper):
                 lambda shards: relocated(self.table, shards, devices), arrays, P(self.axis)
             )
         else:
-            moved = relocated(self.table, arrays, devices)
+            moved = relocated(self.table, {**arrays, CLOCK: state[CLOCK]}, devices)
         after = {name: self._in_place(name, x) for name, x in {**state, **moved}.items()}
         return after | {PAGES: self._pages()}
 
@@ -280,11 +282,6 @@ class ShardedTable(Wrapper):
         return {name: x for name, x in state.items() if name != PAGES} | by_device(
             keys, self.layout.devices
         )
-
-    def _keys_of_devices(self, state: State) -> dict[str, Any]:
-        """The inverse of `_keys_by_device` for as many devices."""
-        shapes = {name: self.spec.shapes[name] for name in state if name in (*KEYS, *WAITING)}
-        return {**state} | {name: state[name].reshape(shape) for name, shape in shapes.items()}
 
     def moved(self, state: State, placement: Placement) -> tuple[ShardedTable, dict[str, Any]]:
         """Moves the table to another placement; returns it and its state.
@@ -341,8 +338,6 @@ class ShardedTable(Wrapper):
 
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
         whole = pieces(self.table)
-        if self.ids.takes_keys:
-            whole = jax.eval_shape(self._keys_by_device, whole)
         rows, types = self._whole_rows.rows * self._whole_rows.devices, {}
         for name, like in whole.items():
             padded = name in self.row_arrays and not self.ids.takes_keys
@@ -353,7 +348,7 @@ class ShardedTable(Wrapper):
 
     def in_pieces(self, state: State) -> dict[str, Any]:
         if self.ids.takes_keys:
-            return self._keys_moved(state, self._keys_by_device)
+            return {name: array for name, array in state.items() if name != PAGES}
         arrays = self._rows_in(state)
         pages = state[PAGES] if PAGES in state else jnp.asarray(self.layout.page_table)
         if self.layout.columns > 1:
@@ -367,17 +362,10 @@ class ShardedTable(Wrapper):
         """The arrays of rows among those of a state, or of what is laid out like it."""
         return {name: state[name] for name in self.row_arrays if name in state}
 
-    def _keys_moved(self, state: State, move: Callable[[State], dict[str, Any]]) -> dict[str, Any]:
-        """Changes how the arrays of keys are divided, which stay on their devices."""
-        arrays = {name: state[name] for name in self.sharding.names if name in state}
-        moved = over_explicit_axes(move, arrays, P(self.axis))
-        return {
-            name: self._in_place(name, x) for name, x in {**state, **moved}.items() if name != PAGES
-        }
-
     def of_pieces(self, state: State) -> dict[str, Any]:
         if self.ids.takes_keys:
-            return self._keys_moved(state, self._keys_of_devices) | {PAGES: self._pages()}
+            arrays = {name: self._in_place(name, array) for name, array in state.items()}
+            return arrays | {PAGES: self._pages()}
         pieces = self._rows_in(state)
         layout, pages = self._whole_rows, jnp.asarray(self._whole_rows.page_table)
         if self.layout.columns > 1:

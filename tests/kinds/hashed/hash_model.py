@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -50,6 +51,62 @@ def _words(key: int) -> tuple[int, int]:
     high, low = key >> 32, key & MAX
     rest = high ^ _mix(low)
     return low ^ _mix(rest ^ 0x7FEB352D), rest
+
+
+def with_room(
+    ranked: Iterable[int], homes_of: Callable[[int], tuple[int, int]], ways: int
+) -> set[int]:
+    """The keys that stay, of keys that come one by one: those that have room beside the ones that stay before them.
+
+    Those before may move between their sets for that.
+    """
+    held: dict[int, set[int]] = {}
+    full: set[int] = set()  # and no key there can make room, ever after
+    kept = set()
+    for key in ranked:
+        came: dict[int, tuple[int, int]] = dict.fromkeys(homes_of(key), (-1, key))
+        came = {home: step for home, step in came.items() if home not in full}
+        free, queue = None, list(came)
+        for home in queue:
+            own = held.setdefault(home, set())
+            if len(own) < ways:
+                free = home
+                break
+            for other in own:
+                for next_home in homes_of(other):
+                    if next_home not in came and next_home not in full:
+                        came[next_home] = home, other
+                        queue.append(next_home)
+        if free is None:
+            full |= came.keys()
+            continue
+        kept.add(key)
+        while free >= 0:
+            before, moving = came[free]
+            if before >= 0:
+                held[before].remove(moving)
+            held[free].add(moving)
+            free = before
+    return kept
+
+
+def staying(
+    keys: Mapping[int, tuple[int, int]],
+    sets: int,
+    ways: int,
+    devices: int = 1,
+    *,
+    now: int = 0,
+    min_age: int = 1,
+) -> set[int]:
+    """The keys, with their scores and last batches, that find room in a table with so many batches."""
+
+    def value(key: int) -> tuple[bool, int, int, int]:
+        score, touched = keys[key]
+        return touched > now + 1 - min_age, score, touched, key
+
+    ranked = sorted(keys, key=value, reverse=True)
+    return with_room(ranked, lambda key: homes(key, sets, devices), ways)
 
 
 class ModelDirectory:

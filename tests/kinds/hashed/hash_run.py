@@ -131,7 +131,7 @@ class Dumped(NamedTuple):
     """A dump, what it should have, and where the keys were."""
 
     path: Path
-    written: int
+    brought: set[int]
     content: Content
     sizes: Sizes
     slots: dict[int, list[int]]
@@ -345,7 +345,7 @@ class HashRun:
             if before.keys.get(key) != entry or (before.rows[key] != content.rows[key]).any()
         ]
         assert count == len(changed)
-        return Dumped(path, count, content, model.sizes, entries)
+        return Dumped(path, set(changed), content, model.sizes, entries)
 
     def move(self) -> int:
         """Loads a dump and its changes into a table on other devices, and what that dumps into one as here."""
@@ -367,9 +367,11 @@ class HashRun:
         """A new table with dumps, its state and what it should hold; None where there is no room."""
         table = self._table(devices, capacity)
         state, model = self._started(table), ModelTable(table)
+        # Changes follow only where no key is missing.
+        overflow = "evict" if len(dumps) == 1 else "error"
         with self._mesh_of(table):
             for dump in dumps:
-                state = self._load(table, state, model, dump, dump.content)
+                state = self._load(table, state, model, dump, dump.content, overflow)
                 if state is None:
                     return None
         return table, state, model
@@ -383,23 +385,34 @@ class HashRun:
         if after is None:
             return 0
         self.state = after
-        return dump.written
+        return len(dump.brought)
 
     def _load(
-        self, table: Any, state: Any, model: ModelTable, dump: Dumped, expected: Content
+        self,
+        table: Any,
+        state: Any,
+        model: ModelTable,
+        dump: Dumped,
+        expected: Content,
+        overflow: str = "evict",
     ) -> Any:
-        """The state with a dump; None if there is no room for all keys, and only then."""
-        options = {"method": self.method, "progress": False}
+        """The state with a dump; None where keys that find no room are an error."""
+        same = dump.sizes == model.sizes and expected is dump.content
+        held, kept = model.rows.keys(), expected if same else expected.kept(model)
+        options = {"method": self.method, "progress": False, "overflow": overflow}
         try:
             counts, after = jax_tt.files.load_dump(table, state, dump.path, **options)
         except ValueError as error:
-            assert "keys find no room" in str(error) or "keys that wait find no room" in str(error)
-            assert not expected.fits(model.sizes)
+            assert "keys find no room" in str(error)
+            assert len(kept.rows) < len(expected.rows)
+            assert overflow == "error" or self.policy == "none"
             return None
-        left = len(model.rows.keys() - expected.rows.keys())
-        assert counts == (dump.written, 0, left)
-        model.hold(expected, jax_tt.dynamic.keys_of(table, after), _waiting_of(after))
-        if dump.sizes == model.sizes and expected is dump.content:
+        brought = dump.brought & kept.rows.keys()
+        left = len((held | dump.brought) - kept.rows.keys())
+        forgotten = len(expected.waiting) - len(kept.waiting) if model.sizes.waiting else 0
+        assert counts == (len(brought), 0, left, forgotten)
+        model.hold(kept, jax_tt.dynamic.keys_of(table, after), _waiting_of(after))
+        if same:
             assert model.directory.entries() == dump.slots
         self._check(table, after, model)
         return after

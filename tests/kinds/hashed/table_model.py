@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from jax_tt._directories.admission import AdmitAfter, AdmitWithProbability
 from jax_tt._directories.batch_clock import KEPT, LAST
@@ -14,7 +12,13 @@ from jax_tt._directories.hash_directory import COUNTERS
 from jax_tt._kinds.sharded.route import message_rows
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.wrapper import is_sharded
-from tests.kinds.hashed.hash_model import MAX, ModelDirectory, homes, owner, travel_hash
+from tests.kinds.hashed.hash_model import (
+    MAX,
+    ModelDirectory,
+    owner,
+    staying,
+    travel_hash,
+)
 
 # Above the numbers of all batches.
 _MARK = 2**31 - 1
@@ -57,24 +61,16 @@ class Content(NamedTuple):
             dump.totals,
         )
 
-    def fits(self, sizes: Sizes) -> bool:
-        """Whether there is a slot for every key in one of its sets."""
-        waiting = self.waiting if sizes.waiting else {}
-        return _fits(self.keys, sizes.sets, sizes) and _fits(waiting, sizes.waiting, sizes)
-
-
-def _fits(keys: ByKey, sets: int, sizes: Sizes) -> bool:
-    slots = [
-        home * sizes.ways + way
-        for key in keys
-        for home in homes(key, sets, sizes.devices)
-        for way in range(sizes.ways)
-    ]
-    if not slots:
-        return True
-    starts = np.arange(len(keys) + 1) * 2 * sizes.ways
-    edges = csr_array((np.ones(len(slots), bool), slots, starts), (len(keys), sets * sizes.ways))
-    return bool((maximum_bipartite_matching(edges, perm_type="column") >= 0).all())
+    def kept(self, table: ModelTable) -> Content:
+        """This without the keys that find no room in a table."""
+        sets, waiting, *rest = table.sizes
+        stay = staying(self.keys, sets, *rest, now=self.now, min_age=table.min_age)
+        wait = staying(self.waiting, waiting, *rest) if waiting else set()
+        return self._replace(
+            keys={key: self.keys[key] for key in stay},
+            waiting={key: self.waiting[key] for key in wait},
+            rows={key: self.rows[key] for key in stay},
+        )
 
 
 def by_key(directory: ModelDirectory) -> ByKey:

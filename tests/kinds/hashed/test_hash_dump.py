@@ -64,7 +64,7 @@ def test_round_trip(source, tmp_path):
     counts, loaded = jax_tt.files.load_dump(other, other.init(jax.random.key(1)), tmp_path / "dump")
     names = ("embedding", "slot_sum_0")
     assert by_key(other, loaded, names) == by_key(table, state, names)
-    assert counts == (len(by_key(table, state)), 0, 0)
+    assert counts == (len(by_key(table, state)), 0, 0, 0)
     for name in ("step", "hash_clock", "hash_seed", "hash_totals"):
         assert (loaded[name] == state[name]).all()
     went_on, continued = (
@@ -123,16 +123,22 @@ def test_changes_since_nothing_are_refused(source, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense"]
 
 
-def test_smaller_tables_are_refused(source, tmp_path):
+def test_smaller_tables_take_the_keys_with_the_highest_scores_or_none(source, tmp_path):
     table, state, _ = source
     jax_tt.files.dump(table, state, tmp_path / "dump", rows_per_file=10)
     small = jax_tt.hash_table(16, 6, optimizer=RULE, policy="lfu", ways=16)
-    start = small.init(jax.random.key(0))
-    with pytest.raises(
-        ValueError, match=r"\d+ of \d+ keys find no room .* larger capacity, such as (\d+)"
-    ):
-        jax_tt.files.load_dump(small, start, tmp_path / "dump")
+    start, keys = small.init(jax.random.key(0)), by_key(table, state)
+    refused = rf"{len(keys) - 16} of {len(keys)} keys find no room .* expected a capacity of \d+"
+    with pytest.raises(ValueError, match=refused):
+        jax_tt.files.load_dump(small, start, tmp_path / "dump", overflow="error")
+    with pytest.raises(ValueError, match="overflow: got 'grow'; expected one of 'evict', 'error'"):
+        jax_tt.files.load_dump(small, start, tmp_path / "dump", overflow="grow")
     assert not by_key(small, start)
+    counts, found = jax_tt.files.load_dump(small, start, tmp_path / "dump")
+    assert counts == (16, 0, len(keys) - 16, 0)
+    stay = by_key(small, found)
+    assert len(stay) == 16 and stay.items() <= keys.items()
+    assert min(stay.values())[:2] >= sorted(keys.values())[len(keys) - 16][:2]
 
 
 def test_other_types_and_rules(source, tmp_path):
@@ -159,7 +165,7 @@ def test_empty_tables(tmp_path):
     state = table.init(jax.random.key(0))
     assert jax_tt.files.dump(table, state, tmp_path / "dump") == 0
     counts, loaded = jax_tt.files.load_dump(table, state, tmp_path / "dump")
-    assert counts == (0, 0, 0)
+    assert counts == (0, 0, 0, 0)
     assert not by_key(table, loaded)
 
 

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
+from jax_tt._jax.on_host import on_all, on_host
 
 BATCH = 60
 
@@ -42,10 +43,29 @@ def _sorted(entries: np.ndarray) -> dict[str, np.ndarray]:
     return {name: entries[name] for name in ("key", "score", "touched")}
 
 
-def _loaded(table: Any, state: Any, *paths: Path) -> Any:
+def _loaded(table: Any, state: Any, *paths: Path, **options: Any) -> Any:
     for path in paths:
-        _, state = jax_tt.files.load_dump(table, state, path, progress=False)
+        _, state = jax_tt.files.load_dump(table, state, path, progress=False, **options)
     return state
+
+
+def _restored(table: Any, state: Any, other: Any) -> dict[str, np.ndarray]:
+    """The keys and rows of a checkpoint on other devices."""
+    before, after = (
+        jax_tt.Collection({"item": own}, {"item": jax_tt.Feature("item")}) for own in (table, other)
+    )
+    with jax.set_mesh(table.mesh):
+        start = jax.jit(before.init)(jax.random.key(0))
+        states = start | {"item": {name: state[name] for name in start["item"]}}
+        # As orbax writes and reads them.
+        saved = jax.tree.map(on_host, jax_tt.checkpoint.save_args(before, states))
+    with jax.set_mesh(other.mesh):
+        start = jax.jit(after.init)(jax.random.key(1))
+        like = jax_tt.checkpoint.target(after, start)
+        arrays = jax.tree.map(lambda x, own: on_all(x, own.sharding), saved, like)
+        item = jax_tt.checkpoint.restore(after, start, arrays)["item"]
+        entries = np.sort(jax_tt.dynamic.keys_of(after.tables["item"], item), order="key")
+    return {**_sorted(entries), "rows": on_host(item["embedding"])[entries["slot"]]}
 
 
 def _by_key(table: Any, state: Any) -> dict[str, np.ndarray]:
@@ -81,6 +101,9 @@ def results(process: int, folder: Path) -> dict[str, Any]:
     for first in 0, 40, 120:
         state = insert(table, state, first)
     written = [jax_tt.files.dump(table, state, folder / "0", rows_per_file=16, progress=False)]
+    two = Mesh(mesh.devices[[0, -1]], ("model",), axis_types=types)
+    restored = _restored(table, state, _table(two))
+    found |= {f"restored {name}": x for name, x in restored.items()}
 
     gone, state = jax_tt.dynamic.remove(table, state, where=lambda view: view.age >= 2, size=16)
     found["removed"] = np.asarray(gone.keys)
@@ -96,7 +119,6 @@ def results(process: int, folder: Path) -> dict[str, Any]:
     found["written"] = np.array(written)
 
     paths = folder / "0", folder / "1"
-    two = Mesh(mesh.devices[[0, -1]], ("model",), axis_types=types)
     for name, own in ("same", larger), ("other", _table(two, 384, ways=4, max_capacity=1536)):
         state = _loaded(own, _start(own, 1), *paths)
         for field, values in _sorted(jax_tt.dynamic.keys_of(own, state)).items():
@@ -111,10 +133,13 @@ def results(process: int, folder: Path) -> dict[str, Any]:
         np.testing.assert_equal(_by_key(alone, again), _by_key(alone, state))
 
     tiny = _table(mesh, 64)
+    state = _loaded(tiny, _start(tiny, 1), paths[0])
+    kept = _sorted(jax_tt.dynamic.keys_of(tiny, state))
+    found |= {f"tiny {field}": values for field, values in kept.items()}
     errors = []
     for own, at in (tiny, paths[0]), (larger, folder / ("none" if process else "0")):
         try:
-            _loaded(own, _start(own, 1), at)
+            _loaded(own, _start(own, 1), at, overflow="error")
         except (ValueError, jax_tt.FileError) as error:
             errors.append(str(error))
     found["errors"] = np.array(errors)

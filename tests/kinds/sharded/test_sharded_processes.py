@@ -49,7 +49,9 @@ def _check_keys(alone, runs):
         for name, array in alone.items():
             if name != "errors":
                 np.testing.assert_array_equal(own[name], array, err_msg=name)
-    # A table without room is refused by all; what one process cannot read, no process loads.
+    assert len(alone["restored key"]) > 0.9 * alone["written"][0]
+    assert 48 < len(alone["tiny key"]) <= 64 < alone["written"][0]
+    # A table without room may be refused by all; what one process cannot read, no process loads.
     (refused,) = alone["errors"]
     assert "keys find no room in 64 rows with ways=8 on 4 devices" in refused
     for process, own in enumerate(runs):

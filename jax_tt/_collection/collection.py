@@ -231,7 +231,8 @@ class Collection:
             return dict(state[table])
         arrays, rows = state[stack.name], {}
         for name, shape in stack.shapes.items():
-            array, (first, count) = arrays.get(name), stack.places[name][table]
+            array: Any = arrays.get(name)
+            first, count = stack.places[name][table]
             # States of several models may be stacked along further axes.
             axis = getattr(array, "ndim", -1) - len(shape)
             if axis < 0 or array.shape[axis] != shape[0]:

@@ -99,7 +99,8 @@ def loaded(
     if dump.base is not None:
         digests = digests_of(held, state, taken)
         check_follows(dump, table.ids.label, digests, held["key"], new["key"])
-    clock = int(changed[CLOCK])
+    # Dumps of tiers have none.
+    clock = int(changed.get(CLOCK, state[CLOCK]))
     kept, new = _placed(table, held, new, sets, dump, clock, overflow)
     here = new["slot"] >= 0
     entries = np.concatenate([kept, new[here]])
